@@ -1,0 +1,71 @@
+"""Move, reuse and change the KV caches of language models.
+
+>>> from kvtransfer import KVMapping, check, evaluate, fit, load
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvtransfer.errors import KVTransferError
+    from kvtransfer.evaluation.evaluate import evaluate
+    from kvtransfer.fitting.fit import FitSettings, fit
+    from kvtransfer.fitting.mapping import KVMapping
+    from kvtransfer.fitting.texts import builtin, documents
+    from kvtransfer.geometry.cache import KVCache
+    from kvtransfer.geometry.spec import ModelSpec
+    from kvtransfer.guides.guide import read_guides
+    from kvtransfer.hf.check import check
+    from kvtransfer.hf.model import LanguageModel, load, wrap
+    from kvtransfer.hf.run import generate, prefill, score
+
+HOMES = {
+    "FitSettings": "fitting.fit",
+    "KVCache": "geometry.cache",
+    "KVMapping": "fitting.mapping",
+    "KVTransferError": "errors",
+    "LanguageModel": "hf.model",
+    "ModelSpec": "geometry.spec",
+    "builtin": "fitting.texts",
+    "check": "hf.check",
+    "documents": "fitting.texts",
+    "evaluate": "evaluation.evaluate",
+    "fit": "fitting.fit",
+    "generate": "hf.run",
+    "load": "hf.model",
+    "prefill": "hf.run",
+    "read_guides": "guides.guide",
+    "score": "hf.run",
+    "wrap": "hf.model",
+}
+"""Where each public name lives. They load on first use, so that importing the package is quick."""
+
+__all__ = [
+    "FitSettings",
+    "KVCache",
+    "KVMapping",
+    "KVTransferError",
+    "LanguageModel",
+    "ModelSpec",
+    "builtin",
+    "check",
+    "documents",
+    "evaluate",
+    "fit",
+    "generate",
+    "load",
+    "prefill",
+    "read_guides",
+    "score",
+    "wrap",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,150 @@
+"""Saved things: one folder, three files, readable without running our code.
+
+config.json          what it is, for which models, and the checksum of the numbers
+tensors.safetensors  the numbers
+README.md            a card that a person can read
+"""
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from kvtransfer.errors import ArtifactError
+from kvtransfer.report import to_json
+
+FORMAT = 1
+CONFIG, TENSORS, CARD = "config.json", "tensors.safetensors", "README.md"
+
+
+def save(
+    folder: Path, *, kind: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor], card: str
+) -> None:
+    """Write an artifact, replacing an artifact that was there.
+
+    The files are written to a temporary folder beside ``folder``, which then takes its name: an
+    interrupted save leaves the old artifact or none, never half of one.
+
+    Raises:
+        ArtifactError: the place cannot be written, or holds something that is no artifact.
+    """
+    refuse_foreign(folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as name:
+            fresh = Path(name) / "fresh"
+            fresh.mkdir()
+            save_file({k: v.contiguous() for k, v in tensors.items()}, fresh / TENSORS)
+            (fresh / CARD).write_text(card, encoding="utf-8")
+            head = {"format": FORMAT, "kind": kind, "sha256": _sha256(fresh / TENSORS)}
+            (fresh / CONFIG).write_text(to_json(head | dict(config)), encoding="utf-8")
+            if folder.exists():
+                folder.rename(Path(name) / "old")
+            fresh.rename(folder)
+    except OSError as error:
+        raise ArtifactError(
+            f"{folder} cannot be written: {error.strerror or error}",
+            hint="choose another --out, or make room",
+        ) from error
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Raise ArtifactError if saving to ``folder`` would destroy something we did not write."""
+    if folder.is_file():
+        raise ArtifactError(f"{folder} is a file", hint="name a folder to write to")
+    if folder.is_dir() and any(folder.iterdir()) and not _is_ours(folder / CONFIG):
+        raise ArtifactError(
+            f"{folder} exists and holds something else than a kvtransfer artifact",
+            hint="name a new or empty folder",
+        )
+
+
+def load(folder: Path, *, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read an artifact back, refusing what this version cannot mean.
+
+    Raises:
+        ArtifactError: something is missing, malformed, of another kind or format, changed since
+            it was written, or not finite.
+    """
+    config = read_config(folder, kind=kind)
+    path = folder / TENSORS
+    if not path.is_file():
+        raise ArtifactError(f"{folder} has no {TENSORS}", hint="copy the whole folder")
+    try:
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise ArtifactError(
+            f"{path} is truncated or no safetensors file ({path.stat().st_size} bytes): {error}",
+            hint="copy or make it again",
+        ) from error
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            bad = int((~torch.isfinite(tensor)).sum())
+            raise ArtifactError(
+                f"{path}: {name} holds {bad} numbers that are NaN or infinite",
+                hint="make the artifact again; a fit on finite caches gives finite maps",
+            )
+    if (found := _sha256(path)) != config["sha256"]:
+        raise ArtifactError(
+            f"{path} has checksum {found[:12]}, its config.json says {str(config['sha256'])[:12]}",
+            hint="the file changed after it was written; copy or make it again",
+        )
+    return config, tensors
+
+
+def read_config(folder: Path, *, kind: str) -> dict[str, Any]:
+    """The config alone, with format and kind checked; raises ArtifactError as :func:`load`."""
+    path = folder / CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ArtifactError(
+            f"{folder} holds no {kind.replace('_', ' ')}: it has no {CONFIG}",
+            hint="check the path; `kvtransfer fit … --out DIR` writes one",
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ArtifactError(f"{path} holds a {type(config).__name__}, not an object")
+    require(config, ("format", "kind", "sha256"), path)
+    if config["format"] != FORMAT:
+        raise ArtifactError(
+            f"{path} is in format {config['format']!r}; this version reads format {FORMAT}",
+            hint="use the version of kvtransfer that wrote it, or make it again",
+        )
+    if config["kind"] != kind:
+        raise ArtifactError(f"{path} describes a {config['kind']!r}, not a {kind!r}")
+    return config
+
+
+def require(config: Mapping[str, Any], fields: tuple[str, ...], where: Path) -> None:
+    """Raise ArtifactError, naming the fields that ``config`` lacks."""
+    if missing := [field for field in fields if field not in config]:
+        raise ArtifactError(
+            f"{where} lacks {', '.join(missing)}",
+            hint="the file was edited or is incomplete; copy or make the artifact again",
+        )
+
+
+def _is_ours(config: Path) -> bool:
+    """Whether an artifact of ours lies here: a model folder has a config.json, too."""
+    try:
+        found = json.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and {"format", "kind", "sha256"} <= found.keys()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+__all__ = ["FORMAT", "load", "read_config", "refuse_foreign", "require", "save"]

@@ -1,0 +1,85 @@
+"""kvtransfer eval SOURCE TARGET --mapping DIR"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvtransfer.cli.console import AsJson, Device, Dtype, Source, Target, bars, foreseen, show
+
+
+def evaluate(
+    source: Source,
+    target: Target,
+    mapping: Annotated[str, typer.Option(help="Mapping folder, or the name of a shipped mapping.")],
+    text: Annotated[
+        str | None,
+        typer.Option(help="Held-out text: as fit's --data; 'none' to leave text out."),
+    ] = None,
+    guides: Annotated[
+        str | None,
+        typer.Option(help="Guide file (.jsonl), 'builtin', or 'none' to leave guides out."),
+    ] = None,
+    conditions: Annotated[
+        str | None, typer.Option(help="Comma-separated; all if not given.")
+    ] = None,
+    prefix: Annotated[int, typer.Option(help="Tokens of each text item that are hidden.")] = 256,
+    continuation: Annotated[int, typer.Option(help="Tokens that are scored after it.")] = 256,
+    items: Annotated[int, typer.Option(help="Text items at most.")] = 32,
+    max_guides: Annotated[int | None, typer.Option(help="Guides at most.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write report.json and report.txt to.")
+    ] = None,
+    device: Device = "cpu",
+    dtype: Dtype = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what a transferred prefix is worth to TARGET, beside every honest baseline.
+
+    Text: held-out continuations are scored after a hidden prefix. Guides: questions are asked that
+    only a hidden guide can answer. Exit 1 if the mapped prefix does not beat every control.
+    """
+    with foreseen():
+        from kvtransfer.evaluation.conditions import CONDITIONS
+        from kvtransfer.evaluation.evaluate import BUILTIN_GUIDES
+        from kvtransfer.evaluation.evaluate import evaluate as run
+        from kvtransfer.evaluation.report import write_report
+        from kvtransfer.fitting.mapping import KVMapping
+        from kvtransfer.fitting.texts import builtin, read_all
+        from kvtransfer.guides.guide import read_guides
+        from kvtransfer.hf.model import load
+        from kvtransfer.hf.quiet import quiet
+
+        quiet()
+        names = tuple(CONDITIONS) if conditions is None else tuple(conditions.split(","))
+        if out is not None and out.exists() and not out.is_dir():
+            raise ValueError(f"--out {out} is a file; name a folder")
+        texts: Iterable[str] | None = None
+        if text != "none":
+            texts = builtin("heldout") if text in (None, "builtin") else read_all([text])
+        asked = None
+        if guides != "none":
+            asked = read_guides(BUILTIN_GUIDES if guides in (None, "builtin") else guides)
+            asked = asked[:max_guides]
+        if texts is None and asked is None:
+            raise ValueError("--text none and --guides none leave nothing to evaluate")
+        fitted = KVMapping.from_pretrained(mapping)
+        models = load(source, dtype=dtype, device=device), load(target, dtype=dtype, device=device)
+        questions = sum(len(guide.items) for guide in asked or ())
+        with bars(text=items if texts is not None else 0, guides=questions) as advance:
+            report = run(
+                *models,
+                fitted,
+                texts=texts,
+                guides=asked,
+                conditions=names,
+                prefix=prefix,
+                continuation=continuation,
+                items=items,
+                progress=lambda part: advance(part, 1),
+            )
+        if out is not None:
+            write_report(report, out)
+    show(report, report.to_json() if as_json else None)
+    raise typer.Exit(0 if report else 1)

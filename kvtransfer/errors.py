@@ -1,0 +1,71 @@
+"""Everything kvtransfer raises on purpose.
+
+KVTransferError
+├── ModelNotFound        no model, config or tokenizer under that name
+├── UnsupportedModel     a model whose cache cannot be read as keys and values
+├── IncompatibleModels   no map between these two caches can exist
+├── CacheLayoutError     a cache is not shaped the way its spec promises
+├── RotationError        rotating what is rotated, or the reverse, or without a table
+├── TextError            a text or guide file is missing, empty, broken or too short
+├── SeamError            prefix and live text do not meet at a token boundary
+├── UnderdeterminedFit   fewer tokens than the map has unknowns
+├── ArtifactError        a saved file is missing, malformed, or for another model
+└── DeviceError          the device is absent or lacks the dtype
+
+Programming mistakes stay ValueError and TypeError.
+"""
+
+
+class KVTransferError(Exception):
+    """Base class: catching it catches every failure this package foresees."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message if hint is None else f"{message}\n  hint: {hint}")
+        self.message, self.hint = message, hint
+
+
+class ModelNotFound(KVTransferError):
+    """No model, config or tokenizer under that name."""
+
+
+class UnsupportedModel(KVTransferError):
+    """A model whose cache cannot be read as keys and values."""
+
+
+class IncompatibleModels(KVTransferError):
+    """No map between these two caches can exist."""
+
+
+class CacheLayoutError(KVTransferError):
+    """A cache is not shaped the way its spec promises."""
+
+
+class RotationError(KVTransferError):
+    """Rotating what is rotated, or the reverse, or without a table."""
+
+
+class TextError(KVTransferError):
+    """A text or guide file is missing, empty, broken or too short."""
+
+
+class SeamError(KVTransferError):
+    """Prefix and live text do not meet at a token boundary."""
+
+
+class UnderdeterminedFit(KVTransferError):
+    """Fewer tokens than the map has unknowns."""
+
+    def __init__(self, rows: int, features: int, *, hint: str) -> None:
+        super().__init__(
+            f"{rows} rows cannot determine {features} coefficients and a bias per output",
+            hint=f"at least {features + 1} rows are needed: {hint}",
+        )
+        self.rows, self.features = rows, features
+
+
+class ArtifactError(KVTransferError):
+    """A saved file is missing, malformed, or for another model."""
+
+
+class DeviceError(KVTransferError):
+    """The device is absent or lacks the dtype."""

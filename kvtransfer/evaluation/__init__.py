@@ -1,0 +1,1 @@
+"""What a transferred prefix is worth: conditions, metrics, intervals, reports."""

@@ -1,0 +1,151 @@
+"""The arms of an evaluation: the same live tokens, each time on another prefix.
+
+To add one, write a function from :class:`Pair` and the hidden ids to an :class:`Arm`, and name it
+in CONDITIONS.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from kvtransfer.errors import KVTransferError
+from kvtransfer.fitting.mapping import KVMapping
+from kvtransfer.geometry.cache import KVCache
+from kvtransfer.hf.model import LanguageModel
+from kvtransfer.hf.run import check_fits, prefill
+from kvtransfer.steering.interventions import ForgetRotation, Zero
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arm:
+    """Who reads the live tokens, and on what."""
+
+    reader: LanguageModel
+    prefix: KVCache | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pair:
+    """Two models, a mapping between them, and how each of them reads one hidden prefix."""
+
+    source: LanguageModel
+    target: LanguageModel
+    mapping: KVMapping
+
+    def __post_init__(self) -> None:
+        self.mapping.check_ends(self.source.spec, self.target.spec)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """One hidden prefix as both models read it; made once, used by every condition."""
+
+    pair: Pair
+    source: KVCache
+    own: KVCache
+
+    @classmethod
+    def of(cls, pair: Pair, hidden: Int[Tensor, " t"]) -> "Reading":
+        """Prefill both models."""
+        return cls(pair, prefill(pair.source, hidden[None]), prefill(pair.target, hidden[None]))
+
+    def fit_target(self, cache: KVCache) -> KVCache:
+        """A cache in the dtype, and on the device, of the target."""
+        return cache.to(dtype=self.pair.target.dtype, device=self.pair.target.device)
+
+    def mapped(self, *, shuffled: bool = False) -> KVCache:
+        """The source's cache under the mapping."""
+        wide = self.source.to(dtype=torch.float32)
+        return self.fit_target(self.pair.mapping(wide, shuffled=shuffled))
+
+
+Condition = Callable[[Reading], Arm]
+
+
+def none(reading: Reading) -> Arm:
+    """No prefix at all: the floor."""
+    return Arm(reading.pair.target, None)
+
+
+def own(reading: Reading) -> Arm:
+    """The target's own cache of the prefix: the ceiling."""
+    return Arm(reading.pair.target, reading.own)
+
+
+def mapped(reading: Reading) -> Arm:
+    """The source's cache, mapped: the experiment."""
+    return Arm(reading.pair.target, reading.mapped())
+
+
+def source(reading: Reading) -> Arm:
+    """The source alone, on its own cache: what a user has without the target."""
+    return Arm(reading.pair.source, reading.source)
+
+
+def raw(reading: Reading) -> Arm:
+    """The source's cache as it is, where the target's shapes allow it.
+
+    Where the depths differ, each target layer gets the source layer at the same relative depth.
+    """
+    pair, cache = reading.pair, reading.fit_target(reading.source)
+    depth, wanted = len(cache), len(pair.target.spec.layers)
+    nearest = [round(t * (depth - 1) / max(1, wanted - 1)) for t in range(wanted)]
+    unmapped = replace(
+        cache,
+        keys=tuple(cache.keys[s] for s in nearest),
+        values=tuple(cache.values[s] for s in nearest),
+        rotations=None,
+        model=pair.target.spec.weights,
+    )
+    check_fits(pair.target, unmapped)
+    return Arm(pair.target, unmapped)
+
+
+def zeroed(reading: Reading) -> Arm:
+    """Keys and values of zero: as long as the prefix, and empty."""
+    return Arm(reading.pair.target, Zero()(reading.own))
+
+
+def unrotated(reading: Reading) -> Arm:
+    """Mapped, but with the target's rotation forgotten."""
+    return Arm(reading.pair.target, ForgetRotation()(reading.mapped()))
+
+
+def shuffled(reading: Reading) -> Arm:
+    """Mapped by the same fit on permuted rows, which knows the average token and nothing else."""
+    return Arm(reading.pair.target, reading.mapped(shuffled=True))
+
+
+CONDITIONS: Mapping[str, Condition] = MappingProxyType(
+    {
+        "none": none,
+        "own": own,
+        "mapped": mapped,
+        "source": source,
+        "raw": raw,
+        "zeroed": zeroed,
+        "unrotated": unrotated,
+        "shuffled": shuffled,
+    }
+)
+"""Every condition, in the order of the tables. ``none`` and ``own`` are always measured: all else
+is read against them."""
+
+CONTROLS = ("none", "raw", "zeroed", "unrotated", "shuffled")
+"""What ``mapped`` must beat before anyone believes it."""
+
+
+def arms(reading: Reading, names: tuple[str, ...]) -> tuple[dict[str, Arm], dict[str, str]]:
+    """The arms of the named conditions, and why the others cannot be had for this pair."""
+    made: dict[str, Arm] = {}
+    missing: dict[str, str] = {}
+    for name in names:
+        try:
+            made[name] = CONDITIONS[name](reading)
+        except KVTransferError as error:
+            missing[name] = error.message
+    return made, missing

@@ -1,0 +1,93 @@
+"""Evaluate a mapping: text, guides, or both, under every condition."""
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+from pathlib import Path
+
+from jaxtyping import Int
+from torch import Tensor
+
+from kvtransfer.errors import TextError
+from kvtransfer.evaluation.conditions import CONDITIONS, Pair
+from kvtransfer.evaluation.guide_items import evaluate_guides
+from kvtransfer.evaluation.report import EvalReport
+from kvtransfer.evaluation.text import evaluate_text
+from kvtransfer.fitting.chunks import chunks
+from kvtransfer.fitting.mapping import KVMapping
+from kvtransfer.guides.guide import Guide
+from kvtransfer.hf.model import LanguageModel
+from kvtransfer.measures.intervals import SEED
+from kvtransfer.report import Provenance
+
+BUILTIN_GUIDES = Path(__file__).parent / "assets" / "guides.jsonl"
+"""Made-up facts, codes, names and definitions, written for this project."""
+
+
+def evaluate(
+    source: LanguageModel,
+    target: LanguageModel,
+    mapping: KVMapping,
+    *,
+    texts: Iterable[str] | None = None,
+    guides: Iterable[Guide] | None = None,
+    conditions: Iterable[str] = tuple(CONDITIONS),
+    prefix: int = 256,
+    continuation: int = 256,
+    items: int = 32,
+    progress: Callable[[str], None] = lambda part: None,
+) -> EvalReport:
+    """Measure what ``mapping`` is worth.
+
+    Args:
+        source: Makes the cache.
+        target: Reads it.
+        mapping: From the one to the other.
+        texts: Held-out documents, cut into items; None to leave text out.
+        guides: Guides with questions; None to leave them out.
+        conditions: Names from CONDITIONS. ``none`` and ``own`` are always added: without floor
+            and ceiling no number means anything.
+        prefix: Tokens of each text item that are hidden (the last of them is run live).
+        continuation: Tokens of each text item that are scored.
+        items: Text items at most.
+        progress: Told ``text`` or ``guides`` after each item of it.
+
+    Raises:
+        IncompatibleModels: the mapping is for another pair, or the other way round.
+        TextError: there is no text, or it is shorter than one item.
+        SeamError: a guide and a prompt share no token boundary.
+    """
+    names = _names(conditions)
+    if prefix < 2 or continuation < 1 or items < 1:
+        raise ValueError(f"{prefix=}, {continuation=}, {items=}: at least 2, 1 and 1 are needed")
+    pair = Pair(source, target, mapping)
+    text = asked = None
+    if texts is not None:
+        sequences = _at_least_one(
+            islice(chunks(texts, target.encode, length=prefix + continuation), items)
+        )
+        text = evaluate_text(
+            pair, sequences, names, prefix=prefix, progress=lambda: progress("text")
+        )
+    if guides is not None:
+        asked = evaluate_guides(pair, guides, names, progress=lambda: progress("guides"))
+    return EvalReport(
+        source=source.spec.name,
+        target=target.spec.name,
+        text=text,
+        guides=asked,
+        provenance=Provenance.here(seed=SEED),
+    )
+
+
+def _names(conditions: Iterable[str]) -> tuple[str, ...]:
+    asked = set(conditions)
+    if unknown := sorted(asked - set(CONDITIONS)):
+        raise ValueError(f"no condition {', '.join(unknown)}; there are {', '.join(CONDITIONS)}")
+    return tuple(name for name in CONDITIONS if name in asked | {"none", "own"})
+
+
+def _at_least_one(sequences: Iterable[Int[Tensor, " t"]]) -> list[Int[Tensor, " t"]]:
+    found = list(sequences)
+    if not found:
+        raise TextError("there is no text to evaluate on", hint="give a text with prose in it")
+    return found

@@ -1,0 +1,211 @@
+"""The evaluation's result: tables for people, JSON for scripts, one sentence for the hurried."""
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kvtransfer.errors import ArtifactError
+from kvtransfer.evaluation.guide_items import GuideResult
+from kvtransfer.evaluation.text import TextResult
+from kvtransfer.report import Estimate, Provenance, to_json
+
+TEXT_COLUMNS = (
+    ("nll", "NLL", ".3f"),
+    ("perplexity", "perplexity", ".2f"),
+    ("kl_to_own", "KL to own", ".3f"),
+    ("top1_agreement", "top-1", ".0%"),
+    ("attention_cosine", "attention cos", ".3f"),
+    ("gap_recovered", "gap recovered", ".0%"),
+    ("retention", "retention", ".0%"),
+)
+GUIDE_COLUMNS = (
+    ("accuracy", "accuracy", ".0%"),
+    ("gap_recovered", "gap recovered", ".0%"),
+    ("retention", "retention", ".0%"),
+)
+EXAMPLES_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class EvalReport:
+    """What a mapping is worth. True where ``mapped`` beats every control that was measured.
+
+    Beating means that the 95 % interval of the paired NLL difference lies above zero; without
+    text, that more guide items are answered than without the guide.
+    """
+
+    source: str
+    target: str
+    text: TextResult | None
+    guides: GuideResult | None
+    provenance: Provenance
+
+    def __bool__(self) -> bool:
+        if self.text is not None:
+            margins = self.text.margins()
+            return bool(margins) and all((m.low or 0.0) > 0 for m in margins.values())
+        if self.guides is not None and "mapped" in self.guides.right:
+            return bool(self.guides.right["mapped"].mean() > self.guides.right["none"].mean())
+        return False
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON shape that scripts rely on."""
+        document: dict[str, Any] = {"provenance": self.provenance.to_dict()}
+        if self.text is not None:
+            document["text"] = {
+                "n": self.text.n,
+                "prefix_tokens": self.text.prefix,
+                "continuation_tokens": self.text.continuation,
+                "conditions": {
+                    name: _plain(self.text.estimates(name)) for name in self.text.columns
+                },
+                "margins": _plain(self.text.margins()),
+                "items": {
+                    name: {metric: column.tolist() for metric, column in found.items()}
+                    for name, found in self.text.columns.items()
+                },
+                "missing": self.text.missing,
+            }
+        if self.guides is not None:
+            document["guides"] = {
+                "n": self.guides.n,
+                "chance": float(self.guides.chance.mean()),
+                "conditions": {
+                    name: _plain(self.guides.estimates(name)) for name in self.guides.right
+                },
+                "items": {name: column.tolist() for name, column in self.guides.right.items()},
+                "examples": [
+                    {"guide": e.guide, "prompt": e.prompt, "expect": e.expect, "texts": e.texts}
+                    for e in self.guides.examples
+                ],
+                "missing": self.guides.missing,
+            }
+        return document
+
+    def to_json(self) -> str:
+        """Stable text."""
+        return to_json(self.to_dict())
+
+    def __rich__(self) -> Group:
+        parts: list[RenderableType] = []
+        if self.text is not None:
+            parts.append(_text_table(self.text, self.source, self.target))
+        if self.guides is not None:
+            parts.append(_guide_table(self.guides))
+            if self.guides.examples:
+                parts.append(_example_table(self.guides))
+        missing = (self.text.missing if self.text else {}) | (
+            self.guides.missing if self.guides else {}
+        )
+        parts += [Text(f"{name} was left out: {why}", style="dim") for name, why in missing.items()]
+        parts.append(Text(self.sentence(), style="bold"))
+        return Group(*parts)
+
+    def sentence(self) -> str:
+        """What the numbers mean, in one sentence."""
+        said = []
+        if self.text is not None and "mapped" in self.text.columns:
+            gap = self.text.estimates("mapped")["gap_recovered"]
+            said.append(
+                f"of what the prefix is worth to {self.target}, the cache of {self.source} brings "
+                f"{gap:.0%} across (a share of NLL, n = {self.text.n})"
+            )
+            if "source" in self.text.columns:
+                alone = self.text.estimates("source")["gap_recovered"]
+                said.append(f"{self.source} alone stands at {alone:.0%}")
+        if self.guides is not None and "mapped" in self.guides.right:
+            right = self.guides.right
+            said.append(
+                f"with the mapped guide it answers {right['mapped'].mean():.0%} of the questions, "
+                f"with its own {right['own'].mean():.0%}, with none {right['none'].mean():.0%} "
+                f"(n = {self.guides.n})"
+            )
+        if not said:
+            return "the condition 'mapped' was not measured"
+        sentence = "; ".join(said)
+        doubt = "" if self else "; it does not beat every control, so do not rely on this mapping"
+        return sentence[0].upper() + sentence[1:] + doubt + "."
+
+
+def write_report(report: EvalReport, folder: Path) -> None:
+    """Write ``report.json`` and ``report.txt`` to ``folder``, each whole or not at all.
+
+    Raises:
+        ArtifactError: the folder cannot be written.
+    """
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(report)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in (
+            ("report.json", report.to_json()),
+            ("report.txt", console.export_text()),
+        ):
+            part = folder / f".{name}.part"
+            part.write_text(text + "\n", encoding="utf-8")
+            part.replace(folder / name)
+    except OSError as error:
+        raise ArtifactError(
+            f"{folder} cannot be written: {error.strerror or error}", hint="choose another --out"
+        ) from error
+
+
+def _plain(estimates: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: estimate.to_dict() if isinstance(estimate, Estimate) else None
+        for name, estimate in estimates.items()
+    }
+
+
+def _text_table(result: TextResult, source: str, target: str) -> Table:
+    table = Table(
+        "condition",
+        *(header for _, header, _ in TEXT_COLUMNS),
+        title=f"{source} → {target}: {result.continuation} tokens after {result.prefix} hidden",
+        caption=f"n = {result.n} items; paired bootstrap 95 % intervals over items",
+    )
+    for name in result.columns:
+        estimates = result.estimates(name)
+        _row(table, name, [(estimates[key], form) for key, _, form in TEXT_COLUMNS])
+    return table
+
+
+def _guide_table(result: GuideResult) -> Table:
+    table = Table(
+        "condition",
+        *(header for _, header, _ in GUIDE_COLUMNS),
+        title="questions about a hidden guide",
+        caption=f"n = {result.n} items; guessing gives {result.chance.mean():.0%}",
+    )
+    for name in result.right:
+        estimates = result.estimates(name)
+        _row(table, name, [(estimates[key], form) for key, _, form in GUIDE_COLUMNS])
+    return table
+
+
+def _row(table: Table, name: str, cells: list[tuple[Estimate | None, str]]) -> None:
+    style = {"mapped": "bold", "own": "green", "none": "dim"}.get(name)
+    shown = ["–" if e is None else _compact(e, form) for e, form in cells]
+    table.add_row(name, *shown, style=style)
+
+
+def _compact(estimate: Estimate, form: str) -> str:
+    """Value over interval, so that seven columns fit a terminal."""
+    text = format(estimate.value, form)
+    if estimate.low is None or estimate.high is None:
+        return text
+    return f"{text}\n{format(estimate.low, form)}–{format(estimate.high, form)}"
+
+
+def _example_table(result: GuideResult) -> Table:
+    names = [name for name in result.right if name in ("none", "own", "mapped", "source", "raw")]
+    table = Table("question", "expected", *names, title="side by side")
+    for example in result.examples[:EXAMPLES_SHOWN]:
+        question = example.prompt.strip().removesuffix("Answer:").removeprefix("Question:").strip()
+        table.add_row(question, example.expect, *(example.texts.get(name, "–") for name in names))
+    return table

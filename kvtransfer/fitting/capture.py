@@ -1,0 +1,175 @@
+"""Both models read the same tokens; only the moments of what they cached are kept."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from kvtransfer.errors import TextError
+from kvtransfer.fitting.moments import Accumulator, Moments
+from kvtransfer.geometry.cache import Block, KVCache
+from kvtransfer.geometry.spec import ModelSpec
+from kvtransfer.hf.model import LanguageModel
+from kvtransfer.hf.run import prefill
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Moments of the same tokens for content keys and for values, all layers at once.
+
+    Features lie layer by layer, within a layer head by head.
+    """
+
+    keys: Moments
+    values: Moments
+
+    @property
+    def rows(self) -> int:
+        """Tokens seen."""
+        return self.keys.n
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """Everything that later choices of layers, strength, solver and rank are made from."""
+
+    fit: Sample
+    """Target features stand twice: as they are, and (the ``shuffled`` control) permuted."""
+    heldout: Sample
+    seconds: dict[str, float]
+    """Wall time of ``source_forward``, ``target_forward`` and ``statistics``."""
+
+
+def capture(
+    source: LanguageModel,
+    target: LanguageModel,
+    chunks: Iterable[Int[Tensor, " t"]],
+    *,
+    tokens: int,
+    batch: int = 4,
+    holdout: int = 8,
+    seed: int = 0,
+    products: torch.dtype = torch.float64,
+    progress: Callable[[int], None] = lambda tokens: None,
+) -> Capture:
+    """Stream ``chunks`` through both models until ``tokens`` rows are gathered for the fit.
+
+    One chunk in ``holdout`` goes to the held-out sample instead. Memory does not depend on the
+    number of tokens.
+
+    Args:
+        source: Makes the cache.
+        target: Is to read it. It must tokenize as the source does.
+        chunks: Token sequences of one length, each read from position 0.
+        tokens: Rows wanted for the fit; fewer are taken where the text ends.
+        batch: Chunks read at once.
+        holdout: One chunk in this many is held out.
+        seed: Of the permutation behind the ``shuffled`` control.
+        products: In what dtype a batch's rows are multiplied; see :class:`Accumulator`.
+        progress: Told the number of tokens after each batch.
+
+    Raises:
+        TextError: there are fewer than two chunks, so nothing could be held out.
+    """
+    meter = _Meter()
+    widths = {kind: (features(source.spec, kind), features(target.spec, kind)) for kind in KINDS}
+    gathered = {
+        "fit": {kind: Accumulator(p, 2 * q, products=products) for kind, (p, q) in widths.items()},
+        "heldout": {kind: Accumulator(p, q, products=products) for kind, (p, q) in widths.items()},
+    }
+    random = torch.Generator().manual_seed(seed)
+    for part, ids in _batches(chunks, tokens=tokens, batch=batch, holdout=holdout):
+        with meter("source_forward"):
+            read = prefill(source, ids)
+        with meter("target_forward"):
+            wanted = prefill(target, ids)
+        with meter("statistics"):
+            read, wanted = (cache.to(dtype=torch.float32).content() for cache in (read, wanted))
+            order = torch.randperm(ids.numel(), generator=random)
+            for kind in KINDS:
+                x, y = rows_of(read, kind).cpu(), rows_of(wanted, kind).cpu()
+                if part == "fit":
+                    y = torch.cat((y, y[order]), dim=1)
+                gathered[part][kind].add(x, y)
+        progress(ids.numel())
+    with meter("statistics"):
+        fit, heldout = (
+            Sample(keys=each["keys"].moments(), values=each["values"].moments())
+            for each in gathered.values()
+        )
+    if not fit.rows or not heldout.rows:
+        raise TextError(
+            f"the text fills {fit.rows} tokens of chunks, and none is left to hold out",
+            hint="give more text, or ask for shorter chunks",
+        )
+    return Capture(fit=fit, heldout=heldout, seconds=dict(meter.seconds))
+
+
+KINDS: tuple[Literal["keys", "values"], ...] = ("keys", "values")
+
+
+def features(spec: ModelSpec, kind: Literal["keys", "values"]) -> int:
+    """Numbers that all layers of a model keep of one token, of this kind."""
+    return sum(widths(spec, kind))
+
+
+def widths(spec: ModelSpec, kind: Literal["keys", "values"]) -> list[int]:
+    """The same, layer by layer."""
+    return [
+        layer.kv_heads * (layer.key_dim if kind == "keys" else layer.value_dim)
+        for layer in spec.layers
+    ]
+
+
+def rows_of(cache: KVCache, kind: Literal["keys", "values"]) -> Float[Tensor, "n p"]:
+    """One row a token, the layers side by side, within a layer the heads side by side."""
+    blocks = cache.keys if kind == "keys" else cache.values
+    return torch.cat([flat(block) for block in blocks], dim=1)
+
+
+def flat(block: Block) -> Float[Tensor, "n p"]:
+    """One layer's rows."""
+    return rearrange(block, "b h t d -> (b t) (h d)")
+
+
+def _batches(
+    chunks: Iterable[Tensor], *, tokens: int, batch: int, holdout: int
+) -> Iterator[tuple[Literal["fit", "heldout"], Tensor]]:
+    """Stacks of at most ``batch`` chunks, every one of them whole and of one part."""
+    waiting: dict[Literal["fit", "heldout"], list[Tensor]] = {"fit": [], "heldout": []}
+    taken = 0
+    for number, chunk in enumerate(chunks):
+        # The second chunk is the first to be held out, so that two are enough.
+        part: Literal["fit", "heldout"] = "heldout" if number % holdout == 1 else "fit"
+        waiting[part].append(chunk)
+        taken += len(chunk) if part == "fit" else 0
+        if len(waiting[part]) == batch:
+            yield part, torch.stack(waiting[part])
+            waiting[part] = []
+        if taken >= tokens and number > 0:
+            break
+    for part, rest in waiting.items():
+        if rest:
+            yield part, torch.stack(rest)
+
+
+class _Meter:
+    """Adds up wall time by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - start

@@ -1,0 +1,304 @@
+"""Fit a mapping: capture, choose, solve, report."""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from rich.table import Table
+
+from kvtransfer.errors import UnderdeterminedFit
+from kvtransfer.fitting.affine import Affine, Map, reduce_rank
+from kvtransfer.fitting.capture import KINDS, Capture, capture
+from kvtransfer.fitting.chunks import chunks
+from kvtransfer.fitting.layers import Choice, Columns, Kind, choose, needed_rows, problem
+from kvtransfer.fitting.mapping import KVMapping, LayerMap
+from kvtransfer.fitting.solvers import Ridge
+from kvtransfer.geometry.compat import compare
+from kvtransfer.hf.model import LanguageModel
+from kvtransfer.report import Provenance, to_json
+
+CONTROL_RANK = 8
+"""Rank of the shuffled control where maps are reduced: it has nothing to say, and a lower rank only
+takes noise out of it, which makes it a harder control to beat."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitSettings:
+    """How to fit. Prints, compares, and is saved with the mapping."""
+
+    tokens: int = 32_768
+    """Rows to fit on."""
+    chunk: int = 512
+    """Tokens in a sequence; each is read from position 0."""
+    layers: int | Literal["auto", "all"] = "auto"
+    """Source layers that feed a target layer."""
+    strength: float | None = None
+    """Relative ridge strength; None to choose it by held-out R²."""
+    rank: int | None = None
+    """Rank of each layer's map; None for full."""
+    products: Literal["float64", "float32"] = "float64"
+    """Dtype of the products inside one batch; sums over batches are always float64."""
+    batch: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "chunk", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if isinstance(self.layers, int) and self.layers < 1:
+            raise ValueError(f"layers must be positive, got {self.layers}")
+        if self.rank is not None and self.rank < 1:
+            raise ValueError(f"rank must be positive, got {self.rank}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerFit:
+    """One row of the report. R² is held out, mean over heads."""
+
+    target: int
+    sources: tuple[int, ...]
+    r2_keys: float
+    r2_values: float
+    strength_keys: float
+    strength_values: float
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class FitReport:
+    """What a fit found. True where held-out rows are explained better than by their mean."""
+
+    mapping: KVMapping
+    rows: int
+    heldout_rows: int
+    layers: tuple[LayerFit, ...]
+    seconds: dict[str, float]
+
+    def __bool__(self) -> bool:
+        return self.r2_keys > 0 and self.r2_values > 0
+
+    @property
+    def r2_keys(self) -> float:
+        """Held-out R² of content keys, mean over layers."""
+        return sum(layer.r2_keys for layer in self.layers) / len(self.layers)
+
+    @property
+    def r2_values(self) -> float:
+        """Held-out R² of values, mean over layers."""
+        return sum(layer.r2_values for layer in self.layers) / len(self.layers)
+
+    def to_dict(self, *, folder: Path | None = None) -> dict[str, Any]:
+        """The JSON shape that scripts rely on."""
+        size = sum(p.stat().st_size for p in folder.iterdir()) if folder else None
+        return {
+            "mapping": str(folder) if folder else None,
+            "rows": self.rows,
+            "heldout_rows": self.heldout_rows,
+            "layers": [
+                {
+                    "target": layer.target,
+                    "sources": list(layer.sources),
+                    "r2_keys": layer.r2_keys,
+                    "r2_values": layer.r2_values,
+                    "strength_keys": layer.strength_keys,
+                    "strength_values": layer.strength_values,
+                }
+                for layer in self.layers
+            ],
+            "seconds": self.seconds,
+            "bytes": size,
+            "provenance": dict(self.mapping.provenance),
+        }
+
+    def to_json(self, *, folder: Path | None = None) -> str:
+        """Stable text."""
+        return to_json(self.to_dict(folder=folder))
+
+    def __rich__(self) -> Table:
+        table = Table(
+            "target layer",
+            "source layers",
+            "R² keys",
+            "R² values",
+            title=f"{self.mapping.source.name} → {self.mapping.target.name}",
+            caption=f"held-out R²; fitted on {self.rows:,} tokens, held out {self.heldout_rows:,}; "
+            + ", ".join(f"{name} {value:.1f} s" for name, value in self.seconds.items()),
+        )
+        for column in table.columns[2:]:
+            column.justify = "right"
+        for layer in self.layers:
+            table.add_row(
+                str(layer.target),
+                " ".join(map(str, layer.sources)),
+                f"{layer.r2_keys:.3f}",
+                f"{layer.r2_values:.3f}",
+            )
+        table.add_section()
+        table.add_row("mean", "", f"{self.r2_keys:.3f}", f"{self.r2_values:.3f}")
+        return table
+
+
+Progress = Callable[[str, int], None]
+"""Told the stage (``capture`` or ``solve``) and what was done in it since the last call: tokens, or
+target layers."""
+
+
+def fit(
+    source: LanguageModel,
+    target: LanguageModel,
+    texts: Iterable[str],
+    settings: FitSettings | None = None,
+    *,
+    progress: Progress = lambda stage, done: None,
+) -> FitReport:
+    """Fit a mapping that takes ``source``'s cache to ``target``.
+
+    Args:
+        source: Makes the cache.
+        target: Is to read it.
+        texts: Documents; see :func:`kvtransfer.fitting.texts.documents`.
+        settings: How to fit; None for the defaults.
+        progress: See :data:`Progress`.
+
+    Raises:
+        IncompatibleModels: no map between these two caches can exist.
+        TextError: the text is too short.
+        UnderdeterminedFit: there are no more rows than features.
+    """
+    settings = settings or FitSettings()
+    captured = capture_texts(source, target, texts, settings, progress=progress)
+    return fit_captured(captured, source, target, settings, progress=progress)
+
+
+def capture_texts(
+    source: LanguageModel,
+    target: LanguageModel,
+    texts: Iterable[str],
+    settings: FitSettings,
+    *,
+    progress: Progress = lambda stage, done: None,
+) -> Capture:
+    """The first half of :func:`fit`: everything that needs the models to run."""
+    compare(source.spec, target.spec).raise_if_blocked()
+    depth = len(source.spec.layers)
+    if isinstance(settings.layers, int) and settings.layers > depth:
+        raise ValueError(f"{settings.layers} source layers, and {source.spec.name} has {depth}")
+    needed = needed_rows(source.spec, settings.layers)
+    if settings.tokens < needed:  # known before the models run, so said before they do
+        raise UnderdeterminedFit(
+            settings.tokens, needed - 1, hint="raise --tokens, or read fewer source layers"
+        )
+    sequences = chunks(
+        texts,
+        source.encode,
+        length=settings.chunk,
+        separator=source.tokenizer.eos_token_id,
+    )
+    return capture(
+        source,
+        target,
+        sequences,
+        tokens=settings.tokens,
+        batch=settings.batch,
+        seed=settings.seed,
+        products=getattr(torch, settings.products),
+        progress=lambda tokens: progress("capture", tokens),
+    )
+
+
+def fit_captured(
+    captured: Capture,
+    source: LanguageModel,
+    target: LanguageModel,
+    settings: FitSettings,
+    *,
+    progress: Progress = lambda stage, done: None,
+) -> FitReport:
+    """The second half: one capture serves any number of settings for layers, strength and rank."""
+    start = time.perf_counter()
+    columns = Columns(source.spec, target.spec)
+    layers, shuffled, rows = [], [], []
+    for choice in choose(
+        captured,
+        source.spec,
+        target.spec,
+        layers=settings.layers,
+        strength=settings.strength,
+        progress=lambda: progress("solve", 1),
+    ):
+        maps, r2 = _solve_layer(captured, columns, choice, settings)
+        layers.append(maps["fit"])
+        shuffled.append(maps["shuffled"])
+        rows.append(
+            LayerFit(
+                target=choice.target,
+                sources=choice.sources,
+                r2_keys=r2["keys"],
+                r2_values=r2["values"],
+                strength_keys=choice.strength_keys,
+                strength_values=choice.strength_values,
+            )
+        )
+    seconds = captured.seconds | {"solve": time.perf_counter() - start}
+    mean_r2 = {
+        f"held-out R² of {kind}": round(
+            sum(getattr(row, f"r2_{kind}") for row in rows) / len(rows), 4
+        )
+        for kind in KINDS
+    }
+    mapping = KVMapping(
+        source=source.spec,
+        target=target.spec,
+        layers=tuple(layers),
+        shuffled=tuple(shuffled),
+        rotate=target.rotary,
+        target_config=target.module.config.to_dict(),
+        settings={
+            "solver": "ridge",
+            "tokens": captured.fit.rows,
+            "chunk": settings.chunk,
+            "layers": settings.layers,
+            "rank": settings.rank,
+            "seed": settings.seed,
+        },
+        quality=mean_r2,
+        provenance=Provenance.here(seed=settings.seed).to_dict(),
+    )
+    return FitReport(
+        mapping=mapping,
+        rows=captured.fit.rows,
+        heldout_rows=captured.heldout.rows,
+        layers=tuple(rows),
+        seconds=seconds,
+    )
+
+
+def _solve_layer(
+    captured: Capture, columns: Columns, choice: Choice, settings: FitSettings
+) -> tuple[dict[str, LayerMap], dict[Kind, float]]:
+    """The maps of one target layer, and those of its shuffled twin, with held-out R²."""
+    strengths: dict[Kind, float] = {
+        "keys": choice.strength_keys,
+        "values": choice.strength_values,
+    }
+    made: dict[str, dict[Kind, Map]] = {"fit": {}, "shuffled": {}}
+    r2: dict[Kind, float] = {}
+    for kind, strength in strengths.items():
+        posed = problem(captured, columns, kind, choice.sources, choice.target)
+        for twin, moments in (("fit", posed.fit), ("shuffled", posed.shuffled)):
+            fitted = Ridge(strength).solve(moments)
+            if settings.rank is None:
+                made[twin][kind] = fitted.float()
+            else:
+                rank = settings.rank if twin == "fit" else min(settings.rank, CONTROL_RANK)
+                low = reduce_rank(fitted, moments, rank)
+                made[twin][kind] = low.float()
+                fitted = Affine(low.down @ low.up, low.bias)
+            if twin == "fit":
+                r2[kind] = posed.score(fitted)
+    layer_maps = {
+        twin: LayerMap(choice.sources, maps["keys"], maps["values"]) for twin, maps in made.items()
+    }
+    return layer_maps, r2

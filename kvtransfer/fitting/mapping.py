@@ -1,0 +1,243 @@
+"""A fitted mapping: one model's cache in, another model's cache out."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from einops import rearrange
+from jaxtyping import Int
+from torch import Tensor
+
+from kvtransfer import artifact
+from kvtransfer.errors import ArtifactError, CacheLayoutError, IncompatibleModels
+from kvtransfer.fitting import storage
+from kvtransfer.fitting.affine import Map
+from kvtransfer.geometry.cache import Block, KVCache
+from kvtransfer.geometry.rotation import Rotation
+from kvtransfer.geometry.spec import ModelSpec
+from kvtransfer.hf.rotary import config_from_dict, rotary_from_config
+
+KIND = "kv_mapping"
+
+Rotate = Callable[[Int[Tensor, "b t"]], tuple[Rotation | None, ...]]
+"""Positions to one rotation per layer, as a model's own rotary module makes them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerMap:
+    """What makes one target layer: the source layers it reads, and a map for each kind."""
+
+    sources: tuple[int, ...]
+    keys: Map
+    values: Map
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class KVMapping:
+    """Takes a cache of ``source`` to a cache that ``target`` can read. Directional.
+
+    Per target layer, an affine map reads the content keys (or the values) of all heads of some
+    source layers and writes those of all its own heads (Heo et al., arXiv:2608.03893, §3).
+    """
+
+    source: ModelSpec
+    target: ModelSpec
+    layers: tuple[LayerMap, ...]
+    rotate: Rotate
+    """The target's rotations."""
+    target_config: Mapping[str, Any]
+    """The target's transformers config, from which a saved mapping gets its rotations back."""
+    shuffled: tuple[LayerMap, ...] = ()
+    """The same fit on permuted rows: a control that should not work."""
+    settings: Mapping[str, Any]
+    quality: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return (
+            f"KVMapping({self.source.name} → {self.target.name}, {len(self.layers)} layers, "
+            f"{self.parameters:,} parameters)"
+        )
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in the maps, the control's left out."""
+        return sum(layer.keys.parameters + layer.values.parameters for layer in self.layers)
+
+    def __call__(self, cache: KVCache, *, shuffled: bool = False) -> KVCache:
+        """The target's cache of the tokens that ``cache`` holds.
+
+        Undo the source's rotation, map, apply the target's at the same positions.
+
+        Args:
+            cache: As the source made it, or with content keys.
+            shuffled: Use the control's maps.
+
+        Raises:
+            IncompatibleModels: the cache is known to be another model's.
+            CacheLayoutError: it is not shaped as the source's.
+        """
+        self._check(cache)
+        content = cache if cache.keys_are == "content" else cache.content()
+        maps = self.shuffled if shuffled else self.layers
+        if not maps:
+            raise ArtifactError(
+                "this mapping was saved without its shuffled control",
+                hint="fit it again, or leave the condition 'shuffled' out",
+            )
+        keys = tuple(
+            _apply(m.keys, content.keys, m.sources, self._heads(i)) for i, m in enumerate(maps)
+        )
+        values = tuple(
+            _apply(m.values, content.values, m.sources, self._heads(i)) for i, m in enumerate(maps)
+        )
+        mapped = KVCache(
+            keys=keys,
+            values=values,
+            positions=cache.positions,
+            keys_are="content",
+            model=self.target.weights,
+        )
+        return mapped.rotated(self.rotate(cache.positions))
+
+    def check_ends(self, source: ModelSpec, target: ModelSpec) -> None:
+        """Raise IncompatibleModels unless this mapping goes from ``source`` to ``target``."""
+        for end, mine, given in (
+            ("source", self.source, source),
+            ("target", self.target, target),
+        ):
+            if mine.weights == given.weights:
+                continue
+            reverse = self.source.weights == target.weights and (
+                self.target.weights == source.weights
+            )
+            raise IncompatibleModels(
+                f"this mapping goes {self.source.name} → {self.target.name}; asked for "
+                f"{source.name} → {target.name} (the {end}'s weights are {mine.weights} in the "
+                f"mapping, {given.weights} in the model)",
+                hint="a mapping has one direction: fit the reverse one, or swap the models"
+                if reverse
+                else "fit a mapping for this pair: kvtransfer fit SOURCE TARGET --out DIR",
+            )
+
+    def save_pretrained(
+        self, folder: str | Path, *, dtype: Literal["float32", "bfloat16", "int8"] = "float32"
+    ) -> None:
+        """Write the mapping as a folder of config, safetensors and card.
+
+        Args:
+            folder: Where to; an older artifact there is replaced.
+            dtype: How the maps are stored; ``int8`` keeps one scale a column.
+
+        Raises:
+            ArtifactError: the place cannot be written.
+        """
+        tensors: dict[str, Tensor] = {}
+        for group, maps in (("maps", self.layers), ("shuffled", self.shuffled)):
+            for index, layer in enumerate(maps):
+                for kind, each in (("keys", layer.keys), ("values", layer.values)):
+                    tensors |= storage.pack(f"{group}.{index}.{kind}", each, dtype)
+        config = {
+            "source": self.source.to_dict(),
+            "target": self.target.to_dict(),
+            "target_config": dict(self.target_config),
+            "sources": [list(layer.sources) for layer in self.layers],
+            "shuffled": bool(self.shuffled),
+            "settings": dict(self.settings) | {"storage": dtype},
+            "quality": dict(self.quality),
+            "provenance": dict(self.provenance),
+        }
+        artifact.save(
+            Path(folder), kind=KIND, config=config, tensors=tensors, card=storage.card(config)
+        )
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path) -> "KVMapping":
+        """Load a mapping from a folder, or by the name of one that kvtransfer ships.
+
+        Raises:
+            ArtifactError: it is missing, malformed, changed, not finite, or inconsistent.
+        """
+        folder = storage.find(name)
+        config, tensors = artifact.load(folder, kind=KIND)
+        artifact.require(
+            config,
+            (
+                "source",
+                "target",
+                "target_config",
+                "sources",
+                "shuffled",
+                "settings",
+                "quality",
+                "provenance",
+            ),
+            folder / artifact.CONFIG,
+        )
+        source = ModelSpec.from_dict(config["source"])
+        target = ModelSpec.from_dict(config["target"])
+        sources = storage.checked_sources(config["sources"], source, target)
+        groups = ("maps", "shuffled") if config["shuffled"] else ("maps",)
+        target_config = config_from_dict(config["target_config"])
+        depth = target_config.get_text_config(decoder=True).num_hidden_layers
+        if depth != len(target.layers):
+            raise ArtifactError(
+                f"config.json's 'target_config' describes {depth} layers, its 'target' "
+                f"{len(target.layers)}",
+                hint="the file was edited; make the mapping again",
+            )
+        maps = {
+            group: tuple(
+                LayerMap(
+                    sources=each,
+                    keys=storage.unpack(f"{group}.{i}.keys", tensors, source, target, i, each),
+                    values=storage.unpack(f"{group}.{i}.values", tensors, source, target, i, each),
+                )
+                for i, each in enumerate(sources)
+            )
+            for group in groups
+        }
+        return cls(
+            source=source,
+            target=target,
+            layers=maps["maps"],
+            shuffled=maps.get("shuffled", ()),
+            rotate=rotary_from_config(target_config, target),
+            target_config=config["target_config"],
+            settings=config["settings"],
+            quality=config["quality"],
+            provenance=config["provenance"],
+        )
+
+    def _heads(self, layer: int) -> int:
+        return self.target.layers[layer].kv_heads
+
+    def _check(self, cache: KVCache) -> None:
+        if cache.model is not None and cache.model != self.source.weights:
+            raise IncompatibleModels(
+                f"this cache was made by a model with fingerprint {cache.model}; the mapping "
+                f"reads caches of {self.source.name} ({self.source.weights})",
+                hint="use the mapping for the model that made the cache",
+            )
+        found = [(*keys.shape[1::2], *values.shape[1::2]) for keys, values in cache]
+        wanted = [
+            (layer.kv_heads, layer.key_dim, layer.kv_heads, layer.value_dim)
+            for layer in self.source.layers
+        ]
+        if found != wanted:
+            raise CacheLayoutError(
+                f"this cache has {len(found)} layers of (key heads, key dim, value heads, "
+                f"value dim) {sorted(set(found))}, "
+                f"{self.source.name} has {len(wanted)} of {sorted(set(wanted))}",
+                hint="a mapping reads the cache of its own source model only",
+            )
+
+
+def _apply(fitted: Map, blocks: tuple[Block, ...], sources: tuple[int, ...], heads: int) -> Block:
+    rows = torch.cat([rearrange(blocks[s], "b h t d -> b t (h d)") for s in sources], dim=-1)
+    # Maps are applied in float32 at least: a bfloat16 sum over a thousand features is no map.
+    wide = torch.promote_types(rows.dtype, torch.float32)
+    mapped = rearrange(fitted(rows.to(wide)), "b t (h d) -> b h t d", h=heads)
+    return mapped.to(rows.dtype)

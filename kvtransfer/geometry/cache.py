@@ -1,0 +1,197 @@
+"""A KV cache as a plain immutable value, with no model attached."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from kvtransfer.errors import CacheLayoutError, RotationError
+from kvtransfer.geometry.rotation import Rotation
+
+Block = Float[Tensor, "b _h t _d"]
+"""One layer's keys or values. Heads and width may differ from layer to layer, and K from V."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class KVCache:
+    """Keys and values of every layer; ``cache[i]`` is layer i's (keys, values).
+
+    Cached keys carry the rotation of their positions, content keys do not. A cache that was read
+    out of a model also carries the tables that turned its keys, so that it can always be turned
+    back, whatever the model's RoPE.
+    """
+
+    keys: tuple[Block, ...]
+    values: tuple[Block, ...]
+    positions: Int[Tensor, "b t"]
+    """Absolute position of each token."""
+    keys_are: Literal["cached", "content"]
+    rotations: tuple[Rotation | None, ...] | None = None
+    """Per layer, what turned the keys; None for a layer without RoPE, or (whole) if unknown."""
+    model: str | None = None
+    """Weight fingerprint of the model that can read this cache, where known."""
+
+    def __post_init__(self) -> None:
+        if not self.keys or len(self.keys) != len(self.values):
+            raise CacheLayoutError(f"{len(self.keys)} key layers, {len(self.values)} value layers")
+        if self.rotations is not None and len(self.rotations) != len(self.keys):
+            raise CacheLayoutError(f"{len(self.rotations)} rotations for {len(self.keys)} layers")
+        blocks = (*self.keys, *self.values)
+        lengths = {block.shape[2] for block in blocks}
+        if len(lengths) > 1:
+            raise CacheLayoutError(
+                f"layers disagree on length: {sorted(lengths)}",
+                hint="sliding-window layers forget tokens; capture with a plain cache",
+            )
+        if {block.shape[0] for block in blocks} != {self.positions.shape[0]} or lengths != {
+            self.positions.shape[1]
+        }:
+            raise CacheLayoutError(
+                f"blocks of shape {tuple(blocks[0].shape)} with positions of shape "
+                f"{tuple(self.positions.shape)}",
+                hint="positions are (batch, tokens), blocks (batch, kv_heads, tokens, head_dim)",
+            )
+        if len(dtypes := {block.dtype for block in blocks}) > 1:
+            raise CacheLayoutError(
+                f"blocks of several dtypes: {sorted(map(str, dtypes))}",
+                hint="cast the whole cache with cache.to(dtype=…)",
+            )
+
+    def __len__(self) -> int:
+        """Number of layers."""
+        return len(self.keys)
+
+    def __getitem__(self, layer: int) -> tuple[Block, Block]:
+        return self.keys[layer], self.values[layer]
+
+    def __iter__(self) -> Iterator[tuple[Block, Block]]:
+        return iter(zip(self.keys, self.values, strict=True))
+
+    def __repr__(self) -> str:
+        batch, heads, tokens, width = self.keys[0].shape
+        return (
+            f"KVCache({len(self)} layers × {heads} heads × {tokens} tokens × {width}, "
+            f"batch {batch}, {self.dtype}, {self.keys_are} keys)"
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Length of the cached prefix."""
+        return self.positions.shape[1]
+
+    @property
+    def batch(self) -> int:
+        """Number of sequences."""
+        return self.positions.shape[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of every block."""
+        return self.keys[0].dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by keys and values."""
+        return sum(block.numel() * block.element_size() for block in (*self.keys, *self.values))
+
+    def content(self) -> "KVCache":
+        """The same cache with the rotation taken out of its keys.
+
+        Raises:
+            RotationError: the keys are content already, or nobody recorded what turned them.
+        """
+        if self.keys_are == "content":
+            raise RotationError(
+                "these keys carry no rotation: they are content keys already",
+                hint="call content() once, on a cache as a model made it",
+            )
+        if self.rotations is None:
+            raise RotationError(
+                "these cached keys carry no record of the rotation that turned them",
+                hint="make it with prefill(model, ids), or name rotations when you read it",
+            )
+        keys = tuple(
+            block if rotation is None else rotation.undo(block)
+            for block, rotation in zip(self.keys, self.rotations, strict=True)
+        )
+        return replace(self, keys=keys, keys_are="content", rotations=None)
+
+    def rotated(self, rotations: tuple[Rotation | None, ...]) -> "KVCache":
+        """The same cache with its content keys turned to their positions.
+
+        Raises:
+            RotationError: the keys are turned already.
+        """
+        if self.keys_are == "cached":
+            raise RotationError(
+                "these keys are rotated already; rotating them twice would misplace every token",
+                hint="call content() first",
+            )
+        keys = tuple(
+            block if rotation is None else rotation.apply(block)
+            for block, rotation in zip(self.keys, rotations, strict=True)
+        )
+        return replace(self, keys=keys, keys_are="cached", rotations=rotations)
+
+    def prefix(self, tokens: int) -> "KVCache":
+        """The same cache, as it was after its first ``tokens`` tokens."""
+        if not 0 <= tokens <= self.tokens:
+            raise CacheLayoutError(
+                f"a prefix of {tokens} tokens of a cache that holds {self.tokens}"
+            )
+        rotations = self.rotations
+        if rotations is not None:
+            rotations = _once_each(rotations, lambda rotation: rotation.prefix(tokens))
+        return replace(
+            self,
+            keys=tuple(block[:, :, :tokens] for block in self.keys),
+            values=tuple(block[:, :, :tokens] for block in self.values),
+            positions=self.positions[:, :tokens],
+            rotations=rotations,
+        )
+
+    def expand(self, batch: int) -> "KVCache":
+        """One sequence's cache, shared by ``batch`` sequences without copying."""
+        if self.batch != 1:
+            raise CacheLayoutError(f"only a batch of 1 can be expanded, not one of {self.batch}")
+        rotations = self.rotations
+        if rotations is not None:
+            rotations = _once_each(rotations, lambda rotation: rotation.expand(batch))
+        return replace(
+            self,
+            keys=tuple(block.expand(batch, -1, -1, -1) for block in self.keys),
+            values=tuple(block.expand(batch, -1, -1, -1) for block in self.values),
+            positions=self.positions.expand(batch, -1),
+            rotations=rotations,
+        )
+
+    def to(
+        self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> "KVCache":
+        """The same cache in another dtype or on another device."""
+        moved = self.map(lambda block: block.to(dtype=dtype, device=device))
+        if device is None:
+            return moved
+        rotations = self.rotations
+        if rotations is not None:
+            rotations = _once_each(rotations, lambda rotation: rotation.to(device))
+        return replace(moved, positions=self.positions.to(device), rotations=rotations)
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> "KVCache":
+        """Apply ``fn``, which keeps batch and length, to every block, keys and values alike."""
+        return replace(
+            self,
+            keys=tuple(fn(block) for block in self.keys),
+            values=tuple(fn(block) for block in self.values),
+        )
+
+
+def _once_each(
+    rotations: tuple[Rotation | None, ...], fn: Callable[[Rotation], Rotation]
+) -> tuple[Rotation | None, ...]:
+    """Change each distinct table once: layers share them, and should go on sharing."""
+    done = {id(rotation): fn(rotation) for rotation in rotations if rotation is not None}
+    return tuple(None if rotation is None else done[id(rotation)] for rotation in rotations)

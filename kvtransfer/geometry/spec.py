@@ -1,0 +1,128 @@
+"""What must be known about a model to reason about its cache. No weights, no torch.
+
+A spec can be compared, stored and tested without loading anything.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
+
+from kvtransfer.errors import ArtifactError
+
+Kind = Literal["full", "sliding", "chunked", "latent", "linear", "none"]
+"""How a layer remembers: all tokens, a window, a chunk, a compressed latent, a state, nothing."""
+
+Pairing = Literal["half", "interleaved", "unknown"]
+"""Which dims rotate together: i with i + r/2, or 2i with 2i + 1."""
+
+PositionScheme = Literal["rotary", "learned", "alibi", "none", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotationSpec:
+    """How one layer's keys are turned by their position (RoPE)."""
+
+    type: str
+    """The config's ``rope_type``: default, linear, dynamic, yarn, longrope, llama3, …"""
+    theta: float | None
+    rotary_dim: int
+    """Leading dims of a key that are turned; the rest pass through (partial rotary)."""
+    pairing: Pairing
+    scaling: tuple[tuple[str, Any], ...] = ()
+    """The remaining rope parameters of the config, sorted by name."""
+
+    def __str__(self) -> str:
+        extras = "".join(f" {name}={value}" for name, value in self.scaling if value is not None)
+        return f"{self.type} θ={self.theta:g}{extras} {self.pairing} {self.rotary_dim}d"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """What one decoder layer keeps of each token."""
+
+    kind: Kind
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None = None
+    """Tokens that a sliding or chunked layer can see."""
+    rotation: RotationSpec | None = None
+    """None where keys carry no position (NoPE, ALiBi, learned positions)."""
+
+    @property
+    def has_kv(self) -> bool:
+        """Whether the layer keeps one key and one value per token and head."""
+        return self.kind in ("full", "sliding", "chunked")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """The part of a model's identity that its KV cache depends on."""
+
+    name: str
+    architecture: str
+    """The config's ``model_type``."""
+    layers: tuple[LayerSpec, ...]
+    dtype: str
+    positions: PositionScheme
+    tokenizer: str | None = None
+    """Digest of the tokenizer: two models with equal digests split text alike."""
+    weights: str | None = None
+    """Fingerprint of the weights, where they were seen."""
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise ValueError(f"{self.name}: a model needs at least one layer")
+        for index, layer in enumerate(self.layers):
+            if layer.has_kv and min(layer.kv_heads, layer.key_dim, layer.value_dim) < 1:
+                raise ValueError(f"{self.name}: layer {index} has an empty head: {layer}")
+
+    @property
+    def numbers_per_token(self) -> int:
+        """How many numbers the cache holds for one token, over all layers."""
+        return sum(
+            layer.kv_heads * (layer.key_dim + layer.value_dim)
+            for layer in self.layers
+            if layer.has_kv
+        )
+
+    def seen_with(self, *, weights: str, dtype: str) -> "ModelSpec":
+        """The same spec, once the model is loaded."""
+        return replace(self, weights=weights, dtype=dtype)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Any) -> "ModelSpec":
+        """The inverse of :meth:`to_dict`.
+
+        Raises:
+            ArtifactError: a field is missing, unknown or of the wrong kind.
+        """
+        try:
+            described = data["layers"]
+            if bad := [each["kind"] for each in described if each["kind"] not in get_args(Kind)]:
+                raise ValueError(f"unknown layer kind {bad[0]!r}")
+            layers = tuple(
+                LayerSpec(**(dict(each) | {"rotation": _rotation(each["rotation"])}))
+                for each in described
+            )
+            return cls(**(dict(data) | {"layers": layers}))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ArtifactError(
+                f"a saved model spec is malformed: {type(error).__name__}: {error}",
+                hint="the file was edited or written by another version; make it anew",
+            ) from error
+
+
+def _rotation(data: Mapping[str, Any] | None) -> RotationSpec | None:
+    if data is None:
+        return None
+    scaling = tuple((name, _frozen(value)) for name, value in data["scaling"])
+    return RotationSpec(**(dict(data) | {"scaling": scaling}))
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,128 @@
+"""Guides, the questions asked after them, and the JSONL file that holds both."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvtransfer.errors import TextError
+
+EXAMPLE = '{"guide": "…", "items": [{"prompt": "…", "choices": ["…", "…"], "answer": 0}]}'
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A question with its possible answers; ``answer`` is the index of the right one."""
+
+    prompt: str
+    choices: tuple[str, ...]
+    answer: int
+
+    @property
+    def chance(self) -> float:
+        """Accuracy of guessing."""
+        return 1 / len(self.choices)
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """A question answered in free text, which is right when ``expect`` occurs in it."""
+
+    prompt: str
+    expect: str
+
+    @property
+    def chance(self) -> float:
+        """Accuracy of guessing."""
+        return 0.0
+
+    def right(self, text: str) -> bool:
+        """Whether a generated text gives the answer; upper and lower case are one."""
+        return self.expect.casefold() in text.casefold()
+
+
+Item = Choice | Expect
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """A text to be kept as a hidden prefix, and what it should enable a model to answer."""
+
+    name: str
+    text: str
+    items: tuple[Item, ...]
+
+
+def read_guides(path: str | Path) -> tuple[Guide, ...]:
+    """Read a guide file: one JSON object a line, with ``guide`` and ``items``.
+
+    Each item has a ``prompt``, and either ``choices`` with the index ``answer``, or ``expect``.
+
+    Raises:
+        TextError: the file is missing or empty, or a line is broken; the line is named.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError as error:
+        raise TextError(f"no guide file at {path}", hint="check the path") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise TextError(f"{path} cannot be read as UTF-8 text: {error}") from error
+    guides = tuple(
+        _guide(line, f"{path}, line {number}", number)
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    )
+    if not guides:
+        raise TextError(f"{path} holds no guides", hint=f"one a line, such as {EXAMPLE}")
+    return guides
+
+
+def _guide(line: str, where: str, number: int) -> Guide:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise TextError(f"{where} is not JSON: {error.msg}", hint=f"such as {EXAMPLE}") from error
+    if not isinstance(row, Mapping):
+        raise TextError(f"{where} holds a {type(row).__name__}", hint=f"such as {EXAMPLE}")
+    items = row.get("items")
+    if not isinstance(items, list) or not items:
+        raise TextError(f"{where} has no list of 'items'", hint=f"such as {EXAMPLE}")
+    return Guide(
+        name=str(row.get("name") or f"guide-{number}"),
+        text=_string(row, "guide", where),
+        items=tuple(_item(each, f"{where}, item {i}") for i, each in enumerate(items, 1)),
+    )
+
+
+def _item(row: Any, where: str) -> Item:
+    if not isinstance(row, Mapping):
+        raise TextError(f"{where} holds a {type(row).__name__}", hint=f"such as {EXAMPLE}")
+    prompt = _string(row, "prompt", where)
+    if ("expect" in row) == ("choices" in row):
+        raise TextError(
+            f"{where} needs either 'choices' and 'answer', or 'expect'",
+            hint="choices are scored by likelihood, expect by what the model writes",
+        )
+    if "expect" in row:
+        return Expect(prompt, _string(row, "expect", where))
+    choices, answer = row["choices"], row.get("answer")
+    if (
+        not isinstance(choices, list)
+        or len(choices) < 2
+        or not all(isinstance(choice, str) and choice for choice in choices)
+    ):
+        raise TextError(f"{where}: 'choices' is not a list of two or more texts: {choices!r}")
+    if not isinstance(answer, int) or not 0 <= answer < len(choices):
+        raise TextError(
+            f"{where}: 'answer' is {answer!r}, not an index into {len(choices)} choices"
+        )
+    return Choice(prompt, tuple(choices), answer)
+
+
+def _string(row: Mapping[str, Any], field: str, where: str) -> str:
+    text = row.get(field)
+    if not isinstance(text, str) or not text.strip():
+        raise TextError(f"{where} has no text in '{field}'", hint=f"such as {EXAMPLE}")
+    return text

@@ -1,0 +1,1 @@
+"""The only door to transformers: load, read specs and caches, rotate, run on a prefix."""

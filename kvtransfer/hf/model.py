@@ -1,0 +1,143 @@
+"""A language model as this package uses one: weights, tokenizer, spec and rotations together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from kvtransfer.errors import DeviceError, ModelNotFound, UnsupportedModel
+from kvtransfer.geometry.spec import ModelSpec
+from kvtransfer.hf.fingerprint import fingerprint
+from kvtransfer.hf.locate import locate
+from kvtransfer.hf.rotary import Rotary, rotary_of
+from kvtransfer.hf.spec import load_config, load_tokenizer, spec_of
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""What ``--dtype`` offers."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LanguageModel:
+    """A decoder that is ready to read and be read."""
+
+    module: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    spec: ModelSpec
+    rotary: Rotary
+
+    def __repr__(self) -> str:
+        return f"LanguageModel({self.spec.name}, {self.spec.dtype}, {self.device})"
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model reads its input."""
+        return torch.device(self.module.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What its cache is made of."""
+        dtype = self.module.dtype
+        assert isinstance(dtype, torch.dtype)  # transformers leaves it untyped
+        return dtype
+
+    @property
+    def max_positions(self) -> int | None:
+        """Positions that its config allows; None where it sets no limit."""
+        config = self.module.config.get_text_config(decoder=True)
+        limit = getattr(config, "max_position_embeddings", None)
+        return limit if isinstance(limit, int) else None
+
+    def encode(self, text: str) -> Int[Tensor, " t"]:
+        """The token ids of ``text``, with no special tokens added."""
+        ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return torch.tensor(ids, dtype=torch.long)
+
+    def decode(self, ids: Int[Tensor, " t"] | Sequence[int]) -> str:
+        """The text of ``ids``, special tokens left out."""
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def load(name: str, *, dtype: str | None = None, device: str = "cpu") -> LanguageModel:
+    """Load the model that ``name`` stands for: a folder, ``.gguf`` file, hub id or zoo alias.
+
+    Args:
+        name: What to load.
+        dtype: One of :data:`DTYPES`; None for the dtype that the weights were saved in.
+        device: A torch device.
+
+    Raises:
+        ModelNotFound: there is no such model, or its files are broken.
+        UnsupportedModel: its cache holds no keys and values per token.
+        DeviceError: the device is absent or lacks the dtype.
+    """
+    place = usable_device(device, dtype)
+    location = locate(name)
+    config = load_config(location)
+    tokenizer = load_tokenizer(location)
+    spec = spec_of(config, name=name, tokenizer=tokenizer)
+    require_kv(spec)
+    wanted: Any = DTYPES[dtype] if dtype else "auto"
+    try:
+        module = AutoModelForCausalLM.from_pretrained(
+            location.path, dtype=wanted, **location.keywords
+        )
+    # safetensors, torch and transformers each raise their own kinds for broken or missing files.
+    except Exception as error:
+        raise ModelNotFound(
+            f"the weights of {name} cannot be loaded: {str(error).strip().splitlines()[0]}",
+            hint="the files may be missing or truncated; download or save the model again",
+        ) from error
+    return wrap(module.eval().to(place), tokenizer, spec)
+
+
+def wrap(
+    module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, spec: ModelSpec | None = None
+) -> LanguageModel:
+    """Wrap a model that is loaded already.
+
+    Raises:
+        UnsupportedModel: its cache holds no keys and values per token.
+    """
+    if spec is None:
+        name = module.config.name_or_path or type(module).__name__
+        spec = spec_of(module.config, name=name, tokenizer=tokenizer)
+        require_kv(spec)
+    dtype = str(module.dtype).removeprefix("torch.")
+    spec = spec.seen_with(weights=fingerprint(module), dtype=dtype)
+    return LanguageModel(module, tokenizer, spec, rotary_of(module, spec))
+
+
+def require_kv(spec: ModelSpec) -> None:
+    """Raise UnsupportedModel unless every layer keeps keys and values per token."""
+    for index, layer in enumerate(spec.layers):
+        if not layer.has_kv:
+            raise UnsupportedModel(
+                f"layer {index} of {spec.name} ({spec.architecture}) is {layer.kind}: it keeps no "
+                "keys and values per token",
+                hint="`kvtransfer check` shows each layer's cache format",
+            )
+
+
+def usable_device(device: str, dtype: str | None) -> torch.device:
+    """The device, once a product in ``dtype`` has been computed on it.
+
+    Raises:
+        DeviceError: there is no such device, or it lacks the dtype.
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise DeviceError(f"no dtype {dtype!r}", hint=f"one of {', '.join(DTYPES)}")
+    try:
+        place = torch.device(device)
+        probe = torch.ones(2, 2, dtype=DTYPES[dtype or "float32"], device=place)
+        (probe @ probe).sum().item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise DeviceError(
+            f"device {device!r} cannot compute in {dtype or 'float32'}: "
+            f"{str(error).strip().splitlines()[0]}",
+            hint="choose another --device or --dtype; cpu with float32 always works",
+        ) from error
+    return place

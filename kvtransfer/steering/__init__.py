@@ -1,0 +1,1 @@
+"""Deliberate edits to a cache."""
