@@ -110,9 +110,14 @@ def read_config(folder: Path, *, kind: str) -> dict[str, Any]:
             hint="check the path; `kvtransfer fit … --out DIR` writes one",
         ) from error
     except (OSError, ValueError) as error:
-        raise ArtifactError(f"{path} cannot be read as JSON: {error}") from error
+        raise ArtifactError(
+            f"{path} cannot be read as JSON: {error}", hint="copy or make the artifact again"
+        ) from error
     if not isinstance(config, dict):
-        raise ArtifactError(f"{path} holds a {type(config).__name__}, not an object")
+        raise ArtifactError(
+            f"{path} holds a {type(config).__name__}, not an object",
+            hint="copy or make the artifact again",
+        )
     require(config, ("format", "kind", "sha256"), path)
     if config["format"] != FORMAT:
         raise ArtifactError(
@@ -120,7 +125,10 @@ def read_config(folder: Path, *, kind: str) -> dict[str, Any]:
             hint="use the version of kvtransfer that wrote it, or make it again",
         )
     if config["kind"] != kind:
-        raise ArtifactError(f"{path} describes a {config['kind']!r}, not a {kind!r}")
+        raise ArtifactError(
+            f"{path} describes a {config['kind']!r}, not a {kind!r}",
+            hint=f"name the folder of a {kind.replace('_', ' ')}",
+        )
     return config
 
 

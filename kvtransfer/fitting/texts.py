@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from kvtransfer.errors import TextError
+from kvtransfer.hf.hub import unreachable
 
 Split = Literal["fit", "heldout"]
 
@@ -200,6 +201,8 @@ def _hub(name: str) -> Iterator[str]:
 
     repository, _, config = name.partition(":")
     try:
+        if unreachable():
+            raise ConnectionError("the hub does not answer")
         rows = load_dataset(repository, config or None, split="train", streaming=True)
     except Exception as error:  # offline, unknown, gated, without a train split: all end here
         raise TextError(

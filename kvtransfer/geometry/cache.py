@@ -11,8 +11,9 @@ from torch import Tensor
 from kvtransfer.errors import CacheLayoutError, RotationError
 from kvtransfer.geometry.rotation import Rotation
 
-Block = Float[Tensor, "b _h t _d"]
-"""One layer's keys or values. Heads and width may differ from layer to layer, and K from V."""
+Block = Float[Tensor, "_b _h _t _d"]
+"""One layer's keys or values. Heads and width may differ from layer to layer, and those of keys
+from those of values; that batch and length agree, a cache checks itself."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -26,7 +27,7 @@ class KVCache:
 
     keys: tuple[Block, ...]
     values: tuple[Block, ...]
-    positions: Int[Tensor, "b t"]
+    positions: Int[Tensor, "_b _t"]
     """Absolute position of each token."""
     keys_are: Literal["cached", "content"]
     rotations: tuple[Rotation | None, ...] | None = None

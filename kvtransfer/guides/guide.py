@@ -64,11 +64,14 @@ def read_guides(path: str | Path) -> tuple[Guide, ...]:
     """
     path = Path(path)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines(): it also breaks at letters that JSON strings may hold.
+        lines = path.read_text(encoding="utf-8").split("\n")
     except FileNotFoundError as error:
         raise TextError(f"no guide file at {path}", hint="check the path") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise TextError(f"{path} cannot be read as UTF-8 text: {error}") from error
+        raise TextError(
+            f"{path} cannot be read as UTF-8 text: {error}", hint="give a .jsonl file in UTF-8"
+        ) from error
     guides = tuple(
         _guide(line, f"{path}, line {number}", number)
         for number, line in enumerate(lines, 1)
@@ -113,10 +116,14 @@ def _item(row: Any, where: str) -> Item:
         or len(choices) < 2
         or not all(isinstance(choice, str) and choice for choice in choices)
     ):
-        raise TextError(f"{where}: 'choices' is not a list of two or more texts: {choices!r}")
-    if not isinstance(answer, int) or not 0 <= answer < len(choices):
         raise TextError(
-            f"{where}: 'answer' is {answer!r}, not an index into {len(choices)} choices"
+            f"{where}: 'choices' is not a list of two or more texts: {choices!r}",
+            hint=f"such as {EXAMPLE}",
+        )
+    if type(answer) is not int or not 0 <= answer < len(choices):  # in JSON, true is no number
+        raise TextError(
+            f"{where}: 'answer' is {answer!r}, not an index into {len(choices)} choices",
+            hint="the first choice is 0",
         )
     return Choice(prompt, tuple(choices), answer)
 

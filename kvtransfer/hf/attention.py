@@ -85,3 +85,5 @@ def watching(module: nn.Module, see: Watcher) -> Iterator[None]:
         yield
     finally:
         del ALL_ATTENTION_FUNCTIONS[name]  # the local entry; the library's own shows again
+        if inner is not None and ALL_ATTENTION_FUNCTIONS.get(name) is not inner:
+            ALL_ATTENTION_FUNCTIONS[name] = inner  # a user's, or that of a watcher around this one

@@ -20,7 +20,7 @@ def fingerprint(model: nn.Module) -> str:
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
             flat = parameter.detach().reshape(-1)
-            sample = flat[:: max(1, flat.numel() // SAMPLE)][:SAMPLE].to(torch.bfloat16).cpu()
+            sample = flat[:: max(1, flat.numel() // SAMPLE)][:SAMPLE].to(torch.bfloat16)
             digest.update(f"{name}{tuple(parameter.shape)}".encode())
-            digest.update(sample.view(torch.uint8).numpy().tobytes())
+            digest.update(sample.cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]

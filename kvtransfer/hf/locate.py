@@ -38,6 +38,10 @@ def locate(name: str) -> Location:
         ModelNotFound: nothing by that name can exist.
     """
     path = Path(name).expanduser()
+    try:
+        path.exists()
+    except OSError as error:  # no path can be as long as that
+        raise ModelNotFound(f"no model at {name[:200]!r}: {error.strerror}") from error
     if name in ZOO and not path.is_dir():
         return Location(name, str(materialise(name)))
     if path.is_dir():

@@ -1,6 +1,6 @@
 """A language model as this package uses one: weights, tokenizer, spec and rotations together."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from kvtransfer.errors import DeviceError, ModelNotFound, UnsupportedModel
 from kvtransfer.geometry.spec import ModelSpec
 from kvtransfer.hf.fingerprint import fingerprint
+from kvtransfer.hf.hub import unreachable
 from kvtransfer.hf.locate import locate
 from kvtransfer.hf.rotary import Rotary, rotary_of
-from kvtransfer.hf.spec import load_config, load_tokenizer, spec_of
+from kvtransfer.hf.spec import first_line, load_config, load_tokenizer, spec_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """What ``--dtype`` offers."""
@@ -82,15 +83,21 @@ def load(name: str, *, dtype: str | None = None, device: str = "cpu") -> Languag
     require_kv(spec)
     wanted: Any = DTYPES[dtype] if dtype else "auto"
     try:
-        module = AutoModelForCausalLM.from_pretrained(
-            location.path, dtype=wanted, **location.keywords
+        module, found = AutoModelForCausalLM.from_pretrained(
+            location.path,
+            dtype=wanted,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # we refuse them ourselves, by name
+            local_files_only=location.on_hub and unreachable(),
+            **location.keywords,
         )
     # safetensors, torch and transformers each raise their own kinds for broken or missing files.
     except Exception as error:
         raise ModelNotFound(
-            f"the weights of {name} cannot be loaded: {str(error).strip().splitlines()[0]}",
+            f"the weights of {name} cannot be loaded: {first_line(error)}",
             hint="the files may be missing or truncated; download or save the model again",
         ) from error
+    _require_whole(name, found)
     return wrap(module.eval().to(place), tokenizer, spec)
 
 
@@ -109,6 +116,19 @@ def wrap(
     dtype = str(module.dtype).removeprefix("torch.")
     spec = spec.seen_with(weights=fingerprint(module), dtype=dtype)
     return LanguageModel(module, tokenizer, spec, rotary_of(module, spec))
+
+
+def _require_whole(name: str, found: Mapping[str, Any]) -> None:
+    """Raise ModelNotFound where transformers filled a gap with random numbers."""
+    hint = "config.json and the weights are of different models, or one of them is damaged"
+    for key, saved, built in sorted(found["mismatched_keys"]):
+        raise ModelNotFound(
+            f"{key} of {name} has shape {tuple(saved)} in the file, {tuple(built)} by config.json",
+            hint=hint,
+        )
+    if missing := sorted(found["missing_keys"]):
+        more = f" and {len(missing) - 1} more" if missing[1:] else ""
+        raise ModelNotFound(f"the weights of {name} lack {missing[0]}{more}", hint=hint)
 
 
 def require_kv(spec: ModelSpec) -> None:

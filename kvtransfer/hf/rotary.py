@@ -125,6 +125,6 @@ def config_from_dict(described: Any) -> PreTrainedConfig:
         return AutoConfig.for_model(**described)
     except Exception as error:  # configs validate themselves, each with errors of its own
         raise ArtifactError(
-            f"a saved model config cannot be read: {error}",
+            f"a saved model config cannot be read: {' '.join(str(error).split())}",
             hint="use the transformers version that wrote it, or make the artifact again",
         ) from error

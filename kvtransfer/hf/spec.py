@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
@@ -16,6 +16,7 @@ from kvtransfer.geometry.spec import (
     PositionScheme,
     RotationSpec,
 )
+from kvtransfer.hf.hub import unreachable
 from kvtransfer.hf.locate import Location, locate
 
 KINDS: Mapping[str, Kind] = {
@@ -74,7 +75,7 @@ def load_config(location: Location) -> PreTrainedConfig:
     Raises:
         ModelNotFound: there is none, it cannot be fetched, or this transformers cannot read it.
     """
-    for local in (True, False) if location.on_hub else (True,):
+    for local in _attempts(location):
         try:
             return cast(
                 PreTrainedConfig,
@@ -85,7 +86,7 @@ def load_config(location: Location) -> PreTrainedConfig:
         except Exception as error:  # configs validate themselves, each with errors of its own
             last = error
     raise ModelNotFound(
-        f"no config for {location.name}: {_first_line(last)}",
+        f"no config for {location.name}: {first_line(last)}",
         hint="check the name; a hub id needs the network or an earlier download"
         if location.on_hub
         else "its config.json is broken, or needs another version of transformers",
@@ -98,7 +99,7 @@ def load_tokenizer(location: Location) -> PreTrainedTokenizerBase:
     Raises:
         ModelNotFound: there is none.
     """
-    for local in (True, False) if location.on_hub else (True,):
+    for local in _attempts(location):
         try:
             return cast(
                 PreTrainedTokenizerBase,
@@ -110,9 +111,16 @@ def load_tokenizer(location: Location) -> PreTrainedTokenizerBase:
         except Exception as error:
             last = error
     raise ModelNotFound(
-        f"no tokenizer for {location.name}: {_first_line(last)}",
+        f"no tokenizer for {location.name}: {first_line(last)}",
         hint="save the tokenizer beside the model",
     ) from last
+
+
+def _attempts(location: Location) -> Iterator[bool]:
+    """Whether to look at local files only: first so, and then not, where that can help."""
+    yield True
+    if location.on_hub and not unreachable():
+        yield False
 
 
 def spec_of(
@@ -143,7 +151,7 @@ def spec_of(
     except (AttributeError, TypeError, ValueError, ZeroDivisionError, KeyError) as error:
         raise UnsupportedModel(
             f"{name} ({config.model_type}): its config does not describe a decoder's cache: "
-            f"{_first_line(error)}",
+            f"{first_line(error)}",
             hint="kvtransfer reads decoder-only language models",
         ) from error
 
@@ -275,7 +283,8 @@ def _positions(config: Any, layers: tuple[LayerSpec, ...]) -> PositionScheme:
     return "rotary" if any(layer.rotation is not None for layer in layers) else "none"
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error says, without the advice below it."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     # "Class validation error for …:" says what is wrong on the line after it.
-    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return f"{lines[0]} {lines[1].strip()}" if lines[0].endswith(":") and lines[1:] else lines[0]
