@@ -35,9 +35,14 @@ class Pair:
     source: LanguageModel
     target: LanguageModel
     mapping: KVMapping
+    rivals: Mapping[str, KVMapping] = MappingProxyType({})
+    """Other mappings between the same models, each measured as a condition of that name."""
 
     def __post_init__(self) -> None:
-        self.mapping.check_ends(self.source.spec, self.target.spec)
+        for mapping in (self.mapping, *self.rivals.values()):
+            mapping.check_ends(self.source.spec, self.target.spec)
+        if taken := sorted(set(self.rivals) & set(CONDITIONS)):
+            raise ValueError(f"{', '.join(taken)} is a condition; name the other mapping otherwise")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,10 +62,10 @@ class Reading:
         """A cache in the dtype, and on the device, of the target."""
         return cache.to(dtype=self.pair.target.dtype, device=self.pair.target.device)
 
-    def mapped(self, *, shuffled: bool = False) -> KVCache:
-        """The source's cache under the mapping."""
+    def mapped(self, *, by: KVMapping | None = None, shuffled: bool = False) -> KVCache:
+        """The source's cache under the pair's mapping, or under another."""
         wide = self.source.to(dtype=torch.float32)
-        return self.fit_target(self.pair.mapping(wide, shuffled=shuffled))
+        return self.fit_target((by or self.pair.mapping)(wide, shuffled=shuffled))
 
 
 Condition = Callable[[Reading], Arm]
@@ -145,7 +150,12 @@ def arms(reading: Reading, names: tuple[str, ...]) -> tuple[dict[str, Arm], dict
     missing: dict[str, str] = {}
     for name in names:
         try:
-            made[name] = CONDITIONS[name](reading)
+            rival = reading.pair.rivals.get(name)
+            made[name] = (
+                CONDITIONS[name](reading)
+                if rival is None
+                else Arm(reading.pair.target, reading.mapped(by=rival))
+            )
         except KVTransferError as error:
             missing[name] = error.message
     return made, missing

@@ -1,6 +1,6 @@
 """Evaluate a mapping: text, guides, or both, under every condition."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -31,6 +31,7 @@ def evaluate(
     texts: Iterable[str] | None = None,
     guides: Iterable[Guide] | None = None,
     conditions: Iterable[str] = tuple(CONDITIONS),
+    rivals: Mapping[str, KVMapping] | None = None,
     prefix: int = 256,
     continuation: int = 256,
     items: int = 32,
@@ -46,6 +47,7 @@ def evaluate(
         guides: Guides with questions; None to leave them out.
         conditions: Names from CONDITIONS. ``none`` and ``own`` are always added: without floor
             and ceiling no number means anything.
+        rivals: Other mappings between the same models, by name; each becomes a condition.
         prefix: Tokens of each text item that are hidden (the last of them is run live).
         continuation: Tokens of each text item that are scored.
         items: Text items at most.
@@ -56,10 +58,11 @@ def evaluate(
         TextError: there is no text, or it is shorter than one item.
         SeamError: a guide and a prompt share no token boundary.
     """
-    names = _names(conditions)
+    rivals = dict(rivals or {})
+    names = (*_names(conditions), *rivals)
     if prefix < 2 or continuation < 1 or items < 1:
         raise ValueError(f"{prefix=}, {continuation=}, {items=}: at least 2, 1 and 1 are needed")
-    pair = Pair(source, target, mapping)
+    pair = Pair(source, target, mapping, rivals)
     text = asked = None
     if texts is not None:
         sequences = _at_least_one(

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvtransfer.errors import ArtifactError
+from kvtransfer.evaluation.conditions import CONDITIONS, CONTROLS
 from kvtransfer.evaluation.guide_items import GuideResult
 from kvtransfer.evaluation.text import TextResult
 from kvtransfer.report import Estimate, Provenance, to_json
@@ -115,6 +116,9 @@ class EvalReport:
                 f"of what the prefix is worth to {self.target}, the cache of {self.source} brings "
                 f"{gap:.0%} across (a share of NLL, n = {self.text.n})"
             )
+            for name in self.text.columns.keys() - CONDITIONS.keys():
+                rival = self.text.estimates(name)["gap_recovered"]
+                said.append(f"the mapping '{name}' {rival:.0%}")
             if "source" in self.text.columns:
                 alone = self.text.estimates("source")["gap_recovered"]
                 said.append(f"{self.source} alone stands at {alone:.0%}")
@@ -122,7 +126,11 @@ class EvalReport:
             right = self.guides.right
             said.append(
                 f"with the mapped guide it answers {right['mapped'].mean():.0%} of the questions, "
-                f"with its own {right['own'].mean():.0%}, with none {right['none'].mean():.0%} "
+                + "".join(
+                    f"with '{name}' {right[name].mean():.0%}, "
+                    for name in sorted(right.keys() - CONDITIONS.keys())
+                )
+                + f"with its own {right['own'].mean():.0%}, with none {right['none'].mean():.0%} "
                 f"(n = {self.guides.n})"
             )
         if not said:
@@ -203,9 +211,9 @@ def _compact(estimate: Estimate, form: str) -> str:
 
 
 def _example_table(result: GuideResult) -> Table:
-    names = [name for name in result.right if name in ("none", "own", "mapped", "source", "raw")]
+    names = [name for name in result.right if name not in CONTROLS or name == "none"]
     table = Table("question", "expected", *names, title="side by side")
     for example in result.examples[:EXAMPLES_SHOWN]:
-        question = example.prompt.strip().removesuffix("Answer:").removeprefix("Question:").strip()
+        question = example.prompt.strip().splitlines()[0].removeprefix("Question:").strip()
         table.add_row(question, example.expect, *(example.texts.get(name, "–") for name in names))
     return table

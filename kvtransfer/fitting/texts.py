@@ -130,14 +130,16 @@ def _docstrings() -> Iterator[str]:
                 yield inspect.cleandoc(text)
 
 
-def _statements(node: ast.AST) -> Iterator[ast.AST]:
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
     """A node and the statements below it. Expressions hold no docstring, and are most of a tree."""
-    yield node
-    for block in ("body", "handlers", "orelse", "finalbody", "cases"):
-        inner = getattr(node, block, None)
-        if isinstance(inner, list):  # a lambda's body is an expression
-            for child in inner:
-                yield from _statements(child)
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for block in ("body", "handlers", "orelse", "finalbody", "cases"):
+            inner = getattr(node, block, None)
+            if isinstance(inner, list):  # a lambda's body is an expression
+                waiting += inner
 
 
 def _stdin() -> Iterator[str]:

@@ -1,7 +1,6 @@
 """Whether the hub answers at all. Its own client would go on asking for half a minute."""
 
-from huggingface_hub import constants
-from huggingface_hub.utils import get_session
+from huggingface_hub import constants, get_session
 
 SECONDS = 5
 """How long to wait for a first answer."""

@@ -59,7 +59,8 @@ class LanguageModel:
 
     def decode(self, ids: Int[Tensor, " t"] | Sequence[int]) -> str:
         """The text of ``ids``, special tokens left out."""
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+        tokens = ids if isinstance(ids, Tensor) else list(ids)
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
 
 def load(name: str, *, dtype: str | None = None, device: str = "cpu") -> LanguageModel:
@@ -83,7 +84,7 @@ def load(name: str, *, dtype: str | None = None, device: str = "cpu") -> Languag
     require_kv(spec)
     wanted: Any = DTYPES[dtype] if dtype else "auto"
     try:
-        module, found = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             location.path,
             dtype=wanted,
             output_loading_info=True,
@@ -97,6 +98,7 @@ def load(name: str, *, dtype: str | None = None, device: str = "cpu") -> Languag
             f"the weights of {name} cannot be loaded: {first_line(error)}",
             hint="the files may be missing or truncated; download or save the model again",
         ) from error
+    module, found = loaded
     _require_whole(name, found)
     return wrap(module.eval().to(place), tokenizer, spec)
 

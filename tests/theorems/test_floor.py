@@ -126,4 +126,5 @@ def size_of_attention(model: LanguageModel, live: Tensor, prefix: KVCache) -> Te
     hook = layers[0].self_attn.o_proj.register_forward_pre_hook(note)
     score(model, live, prefix)
     hook.remove()
-    return returned[0].unflatten(-1, (-1, model.spec.layers[0].value_dim)).norm(dim=-1)
+    size: Tensor = returned[0].unflatten(-1, (-1, model.spec.layers[0].value_dim)).norm(dim=-1)
+    return size
