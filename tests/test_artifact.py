@@ -12,7 +12,9 @@ from kvtransfer.errors import ArtifactError
 
 def save(folder: Path, number: float = 1.0) -> None:
     tensors = {"t": torch.full((3,), number)}
-    artifact.save(folder, kind="thing", config={"number": number}, tensors=tensors, card="# A thing")
+    artifact.save(
+        folder, kind="thing", config={"number": number}, tensors=tensors, card="# A thing"
+    )
 
 
 def tree(folder: Path) -> dict[str, bytes]:

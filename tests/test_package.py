@@ -24,7 +24,11 @@ def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
 
 def test_importing_the_package_imports_no_torch() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "import sys, kvtransfer; print({'torch', 'rich'} & set(sys.modules))"],
+        [
+            sys.executable,
+            "-c",
+            "import sys, kvtransfer; print({'torch', 'rich'} & set(sys.modules))",
+        ],
         capture_output=True,
         text=True,
         check=True,
@@ -39,7 +43,9 @@ def test_the_tree_in_the_errors_docstring_is_the_tree() -> None:
         for name, each in vars(errors).items()
         if inspect.isclass(each) and issubclass(each, KVTransferError)
     }
-    drawn = [line.lstrip("├└─ ").split()[0] for line in str(errors.__doc__).splitlines() if "─" in line]
+    drawn = [
+        line.lstrip("├└─ ").split()[0] for line in str(errors.__doc__).splitlines() if "─" in line
+    ]
 
     assert sorted(["KVTransferError", *drawn]) == sorted(classes)
 

@@ -50,8 +50,9 @@ def main() -> None:
     full = fit_captured(captured, source, target, settings)
     if asked.full:
         full.mapping.save_pretrained(asked.full)
-    # The layers and strengths that were best at full rank are chosen again, from the same moments.
-    reduced = fit_captured(captured, source, target, replace(settings, rank=asked.rank))
+    reduced = fit_captured(
+        captured, source, target, replace(settings, rank=asked.rank), choices=full.layers
+    )
     reduced.mapping.save_pretrained(MAPPINGS / name, dtype="int8")
     results = {"full": full.to_dict(), "shipped": reduced.to_dict(folder=MAPPINGS / name)}
     results["shipped"]["mapping"] = f"mappings/{name}"

@@ -72,6 +72,8 @@ def _portable(out: Path) -> None:
 def _card(recipe: Recipe, parameters: int, measured: dict[str, Estimate], seconds: float) -> str:
     partner = {"tiny-4l": "tiny-6l", "tiny-6l": "tiny-4l"}[recipe.name]
     mixture = ", ".join(f"{share:.0%} {make.__name__}" for make, share in MIXTURE)
+    learnt = measured["recall"].low > measured["recall_without_facts"].high
+    verdict = "answers from the facts it was given" if learnt else "did not learn to recall"
     return f"""---
 license: apache-2.0
 language: en
@@ -83,8 +85,9 @@ pipeline_tag: text-generation
 
 A Llama of {parameters:,} parameters, trained from scratch on one CPU core ({seconds / 60:.0f}
 minutes, other work on the core included), so that tests and demonstrations of cache transfer have
-a trained model to run on. It is of no other use. Its partner `{partner}` has another seed, depth, width and
-RoPE base; the two share the text, the tokenizer and the shape of a KV head, and nothing else.
+a trained model to run on. It is of no other use. Its partner `{partner}` has another seed, depth,
+width and RoPE base; the two share the text, the tokenizer and the shape of a KV head, and nothing
+else.
 
 | | |
 |---|---|
@@ -108,6 +111,8 @@ With the weights as they are here, run in float32; 95 % intervals. n counts wind
 | the same questions without the facts | {measured["recall_without_facts"]} |
 | random sequence said a second time, nats per token | {measured["repeat_nll"]} |
 | the same with another sequence said first | {measured["repeat_nll_without_first"]} |
+
+The model {verdict}: compare the rows with and without.
 
 The questions come from the templates and word lists of training, their facts from a fresh seed.
 The held-out prose is `builtin("heldout")` of `kvtransfer.fitting.texts`, one document in ten, never

@@ -17,5 +17,5 @@ def check(source: Source, target: Target, as_json: AsJson = False) -> None:
 
         quiet()
         report = compare(source, target)
-    show(report, report.to_json() if as_json else None)
+        show(report, report.to_json() if as_json else None)
     raise typer.Exit(0 if report else 1)

@@ -41,10 +41,15 @@ def foreseen() -> Iterator[None]:
 
 def fail(message: str, hint: str | None, *, code: int) -> None:
     """Print the two lines and exit."""
+    say(message, hint)
+    raise typer.Exit(code)
+
+
+def say(message: str, hint: str | None) -> None:
+    """Print the two lines."""
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     if hint:
         print(f"hint: {' '.join(hint.split())}", file=sys.stderr)
-    raise typer.Exit(code)
 
 
 def show(report: object, document: str | None) -> None:

@@ -52,7 +52,13 @@ def evaluate(
         from kvtransfer.hf.quiet import quiet
 
         quiet()
-        names = tuple(CONDITIONS) if conditions is None else tuple(conditions.split(","))
+        names = (
+            tuple(CONDITIONS)
+            if conditions is None
+            else tuple(name.strip() for name in conditions.split(","))
+        )
+        if max_guides is not None and max_guides < 1:
+            raise ValueError(f"--max-guides is a positive number, not {max_guides}")
         if out is not None and out.exists() and not out.is_dir():
             raise ValueError(f"--out {out} is a file; name a folder")
         texts: Iterable[str] | None = None
@@ -81,5 +87,5 @@ def evaluate(
             )
         if out is not None:
             write_report(report, out)
-    show(report, report.to_json() if as_json else None)
+        show(report, report.to_json() if as_json else None)
     raise typer.Exit(0 if report else 1)

@@ -82,7 +82,7 @@ def fit(
         report.mapping.save_pretrained(
             out, dtype=cast(Literal["float32", "bfloat16", "int8"], storage)
         )
-    show(report, report.to_json(folder=out) if as_json else None)
+        show(report, report.to_json(folder=out) if as_json else None)
     raise typer.Exit(0 if report else 1)
 
 

@@ -1,8 +1,12 @@
 """The ``kvtransfer`` command. Answers ``--help`` without importing torch."""
 
+import sys
+from typing import cast
+
 import typer
 
 from kvtransfer.cli import check, demo, evaluate, fit
+from kvtransfer.cli.console import say
 
 app = typer.Typer(
     name="kvtransfer",
@@ -17,9 +21,22 @@ app.command("eval")(evaluate.evaluate)
 app.command("demo")(demo.demo)
 
 
+# Typer has Click's errors from Click or, since 0.20, from a copy of its own: this finds either.
+UsageError = cast(type[typer.BadParameter], typer.BadParameter.__base__)
+
+
 def main() -> None:
-    """Entry point."""
-    app()
+    """Entry point. Mistakes in the arguments end in the same two lines as all other errors."""
+    try:
+        arguments = sys.argv[1:] or ["--help"]
+        code = app(arguments, prog_name="kvtransfer", standalone_mode=False)
+    except UsageError as error:
+        command = error.ctx.command_path if error.ctx is not None else "kvtransfer"
+        say(error.format_message(), f"see {command} --help")
+        code = 2
+    except typer.Abort:
+        code = 130
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ in CONDITIONS.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import torch
@@ -35,7 +35,7 @@ class Pair:
     source: LanguageModel
     target: LanguageModel
     mapping: KVMapping
-    rivals: Mapping[str, KVMapping] = MappingProxyType({})
+    rivals: Mapping[str, KVMapping] = field(default_factory=dict)
     """Other mappings between the same models, each measured as a condition of that name."""
 
     def __post_init__(self) -> None:

@@ -55,13 +55,15 @@ def evaluate(
 
     Raises:
         IncompatibleModels: the mapping is for another pair, or the other way round.
-        TextError: there is no text, or it is shorter than one item.
+        TextError: there is no text, or it is shorter than one item, or there are no guides.
         SeamError: a guide and a prompt share no token boundary.
     """
     rivals = dict(rivals or {})
     names = (*_names(conditions), *rivals)
     if prefix < 2 or continuation < 1 or items < 1:
         raise ValueError(f"{prefix=}, {continuation=}, {items=}: at least 2, 1 and 1 are needed")
+    if texts is None and guides is None:
+        raise ValueError("there is nothing to evaluate: give texts, guides, or both")
     pair = Pair(source, target, mapping, rivals)
     text = asked = None
     if texts is not None:
@@ -72,6 +74,9 @@ def evaluate(
             pair, sequences, names, prefix=prefix, progress=lambda: progress("text")
         )
     if guides is not None:
+        guides = tuple(guides)
+        if not guides:
+            raise TextError("there are no guides to evaluate on", hint="give at least one guide")
         asked = evaluate_guides(pair, guides, names, progress=lambda: progress("guides"))
     return EvalReport(
         source=source.spec.name,

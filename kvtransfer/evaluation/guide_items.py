@@ -49,8 +49,8 @@ class GuideResult:
         found, floor, ceiling = self.right[condition], self.right["none"], self.right["own"]
         return {
             "accuracy": mean(found),
-            "gap_recovered": _ratio(found - floor, ceiling - floor),
-            "retention": _ratio(found, ceiling),
+            "gap_recovered": mean_ratio(found - floor, ceiling - floor),
+            "retention": mean_ratio(found, ceiling),
         }
 
 
@@ -86,7 +86,7 @@ def evaluate_guides(
                 missing |= unavailable
             texts = {}
             for name, arm in prepared[key].items():
-                correct, texts[name] = _ask(arm, guide.text, len(hidden), item)
+                correct, texts[name] = ask(arm, guide.text, len(hidden), item)
                 right.setdefault(name, []).append(float(correct))
             chance.append(item.chance)
             if isinstance(item, Expect):
@@ -100,8 +100,15 @@ def evaluate_guides(
     )
 
 
-def _ask(arm: Arm, guide: str, hidden: int, item: Item) -> tuple[bool, str]:
-    """Whether the arm answers right, and the text that it gave."""
+def ask(arm: Arm, guide: str, hidden: int, item: Item) -> tuple[bool, str]:
+    """Whether the arm answers right, and the text that it gave.
+
+    Args:
+        arm: Who answers, on what prefix.
+        guide: The text of the guide.
+        hidden: Its leading tokens that the prefix holds.
+        item: What is asked.
+    """
     encode = arm.reader.encode
     prompt = encode(guide + item.prompt)
     if isinstance(item, Expect):
@@ -113,7 +120,7 @@ def _ask(arm: Arm, guide: str, hidden: int, item: Item) -> tuple[bool, str]:
 
 
 def _likelihoods(
-    arm: Arm, prompt: Int[Tensor, " t"], ends: list[Int[Tensor, " t"]], hidden: int
+    arm: Arm, prompt: Int[Tensor, " t"], ends: list[Int[Tensor, " _t"]], hidden: int
 ) -> Tensor:
     """Mean log-likelihood a token of each choice, all of them in one batch."""
     live = torch.nn.utils.rnn.pad_sequence([ids[hidden:] for ids in ends], batch_first=True)
@@ -144,7 +151,3 @@ def _written(arm: Arm, live: Int[Tensor, " s"]) -> str:
         if "\n" in text.lstrip("\n "):
             break
     return arm.reader.decode(torch.tensor(tokens, dtype=torch.long)).strip().split("\n")[0]
-
-
-def _ratio(above: Column, below: Column) -> Estimate | None:
-    return None if below.mean() == 0 else mean_ratio(above, below)

@@ -114,14 +114,14 @@ class EvalReport:
             gap = self.text.estimates("mapped")["gap_recovered"]
             said.append(
                 f"of what the prefix is worth to {self.target}, the cache of {self.source} brings "
-                f"{gap:.0%} across (a share of NLL, n = {self.text.n})"
+                f"{_percent(gap)} across (a share of NLL, n = {self.text.n})"
             )
-            for name in self.text.columns.keys() - CONDITIONS.keys():
+            for name in sorted(self.text.columns.keys() - CONDITIONS.keys()):
                 rival = self.text.estimates(name)["gap_recovered"]
-                said.append(f"the mapping '{name}' {rival:.0%}")
+                said.append(f"the mapping '{name}' {_percent(rival)}")
             if "source" in self.text.columns:
                 alone = self.text.estimates("source")["gap_recovered"]
-                said.append(f"{self.source} alone stands at {alone:.0%}")
+                said.append(f"{self.source} alone stands at {_percent(alone)}")
         if self.guides is not None and "mapped" in self.guides.right:
             right = self.guides.right
             said.append(
@@ -161,6 +161,10 @@ def write_report(report: EvalReport, folder: Path) -> None:
         raise ArtifactError(
             f"{folder} cannot be written: {error.strerror or error}", hint="choose another --out"
         ) from error
+
+
+def _percent(estimate: Estimate | None) -> str:
+    return "no measurable share" if estimate is None else f"{estimate:.0%}"
 
 
 def _plain(estimates: dict[str, Any]) -> dict[str, Any]:

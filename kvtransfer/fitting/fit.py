@@ -1,8 +1,8 @@
 """Fit a mapping: capture, choose, solve, report."""
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,18 +52,8 @@ class FitSettings:
             raise ValueError(f"layers must be positive, got {self.layers}")
         if self.rank is not None and self.rank < 1:
             raise ValueError(f"rank must be positive, got {self.rank}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerFit:
-    """One row of the report. R² is held out, mean over heads."""
-
-    target: int
-    sources: tuple[int, ...]
-    r2_keys: float
-    r2_values: float
-    strength_keys: float
-    strength_values: float
+        if self.strength is not None:
+            Ridge(self.strength)  # which refuses what it cannot use, and now rather than later
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -73,7 +63,8 @@ class FitReport:
     mapping: KVMapping
     rows: int
     heldout_rows: int
-    layers: tuple[LayerFit, ...]
+    layers: tuple[Choice, ...]
+    """With the held-out R² of the maps as they were saved."""
     seconds: dict[str, float]
 
     def __bool__(self) -> bool:
@@ -214,33 +205,24 @@ def fit_captured(
     target: LanguageModel,
     settings: FitSettings,
     *,
+    choices: Sequence[Choice] | None = None,
     progress: Progress = lambda stage, done: None,
 ) -> FitReport:
-    """The second half: one capture serves any number of settings for layers, strength and rank."""
+    """The second half: one capture serves any number of settings for layers, strength and rank.
+
+    ``choices`` of an earlier report are used again instead of made anew, such as at another rank.
+    """
     start = time.perf_counter()
     columns = Columns(source.spec, target.spec)
     layers, shuffled, rows = [], [], []
-    for choice in choose(
-        captured,
-        source.spec,
-        target.spec,
-        layers=settings.layers,
-        strength=settings.strength,
-        progress=lambda: progress("solve", 1),
+    for choice in choices or choose(
+        captured, source.spec, target.spec, layers=settings.layers, strength=settings.strength
     ):
         maps, r2 = _solve_layer(captured, columns, choice, settings)
         layers.append(maps["fit"])
         shuffled.append(maps["shuffled"])
-        rows.append(
-            LayerFit(
-                target=choice.target,
-                sources=choice.sources,
-                r2_keys=r2["keys"],
-                r2_values=r2["values"],
-                strength_keys=choice.strength_keys,
-                strength_values=choice.strength_values,
-            )
-        )
+        rows.append(replace(choice, r2_keys=r2["keys"], r2_values=r2["values"]))
+        progress("solve", 1)
     seconds = captured.seconds | {"solve": time.perf_counter() - start}
     mean_r2 = {
         f"held-out R² of {kind}": round(

@@ -1,6 +1,6 @@
 """Which source layers feed a target layer, and how strongly the fit is damped: by held-out rows."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
@@ -99,7 +99,6 @@ def choose(
     *,
     layers: int | Literal["auto", "all"] = "auto",
     strength: float | None = None,
-    progress: Callable[[], None] = lambda: None,
 ) -> Iterator[Choice]:
     """Choose for every target layer the source layers and strengths with the best held-out R².
 
@@ -109,7 +108,6 @@ def choose(
         target: Spec of the model that is to read it.
         layers: This many of the best single layers; all; or as many as serve each layer best.
         strength: A relative ridge strength; None to choose it for each layer and kind.
-        progress: Called after each target layer.
     """
     ks = _candidates(capture, source, layers)
     ranking = rank_layers(capture, source, target)
@@ -138,7 +136,6 @@ def choose(
             r2_keys=best["keys"][0],
             r2_values=best["values"][0],
         )
-        progress()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

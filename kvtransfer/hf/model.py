@@ -47,10 +47,17 @@ class LanguageModel:
 
     @property
     def max_positions(self) -> int | None:
-        """Positions that its config allows; None where it sets no limit."""
+        """Positions that its config allows; None where it sets no limit.
+
+        Where RoPE is scaled by a factor, the config's figure is the one before scaling.
+        """
         config = self.module.config.get_text_config(decoder=True)
         limit = getattr(config, "max_position_embeddings", None)
-        return limit if isinstance(limit, int) else None
+        if not isinstance(limit, int):
+            return None
+        rotations = [layer.rotation for layer in self.spec.layers if layer.rotation is not None]
+        factors = [dict(rotation.scaling).get("factor") or 1.0 for rotation in rotations]
+        return int(limit * max(1.0, *factors)) if factors else limit
 
     def encode(self, text: str) -> Int[Tensor, " t"]:
         """The token ids of ``text``, with no special tokens added."""

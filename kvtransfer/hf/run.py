@@ -46,6 +46,11 @@ def score(
         CacheLayoutError: there is nothing to read, or the prefix is shaped for another model.
         IncompatibleModels: the prefix is known to belong to another model.
     """
+    if prefix is not None and prefix.batch != len(ids):
+        raise CacheLayoutError(
+            f"a prefix of batch {prefix.batch} under live tokens of batch {len(ids)}",
+            hint="share one prefix among several prompts with cache.expand(n)",
+        )
     return _read_on(model, ids, _fresh(model, prefix), _next_position(prefix))
 
 
@@ -123,7 +128,15 @@ def _fresh(model: LanguageModel, prefix: KVCache | None) -> DynamicCache:
 
 
 def _next_position(prefix: KVCache | None) -> int:
-    return 0 if prefix is None or prefix.tokens == 0 else int(prefix.positions.max()) + 1
+    if prefix is None or prefix.tokens == 0:
+        return 0
+    ends = prefix.positions.max(dim=1).values
+    if bool((ends != ends[0]).any()):
+        raise CacheLayoutError(
+            f"the rows of this prefix end at different positions: {ends.tolist()}",
+            hint="run prompts on prefixes of different lengths one at a time",
+        )
+    return int(ends[0]) + 1
 
 
 def _read_on(

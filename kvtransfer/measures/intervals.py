@@ -27,8 +27,10 @@ def mean_exp(items: Column) -> Estimate:
     return interval(lambda x: np.exp(x.mean(-1)), items)
 
 
-def mean_ratio(above: Column, below: Column) -> Estimate:
-    """Mean of ``above`` over mean of ``below``, such as one condition's accuracy over another's."""
+def mean_ratio(above: Column, below: Column) -> Estimate | None:
+    """Mean of ``above`` over mean of ``below``; None where there is nothing to be a share of."""
+    if len(below) and below.mean() == 0:
+        return None
     return interval(lambda a, b: a.mean(-1) / b.mean(-1), above, below)
 
 

@@ -1,6 +1,7 @@
 """Chunks are the joined documents, cut."""
 
 from collections.abc import Iterator
+from itertools import chain
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ def test_chunks_put_end_to_end_are_the_documents_put_end_to_end(
     cut = [chunk.tolist() for chunk in chunks(texts, encode, length=length)]
 
     assert all(len(chunk) == length for chunk in cut)
-    assert sum(cut, []) == joined[: len(joined) // length * length]
+    assert list(chain.from_iterable(cut)) == joined[: len(joined) // length * length]
 
 
 @given(texts=DOCUMENTS, length=st.integers(2, 9))
@@ -44,9 +45,9 @@ def test_a_separator_stands_between_documents_and_nowhere_else(
     if len(joined) < length:
         return
 
-    cut = sum(
-        (c.tolist() for c in chunks(texts, encode, length=length, separator=SEPARATOR)), []
-    )
+    found = chunks(texts, encode, length=length, separator=SEPARATOR)
+
+    cut = list(chain.from_iterable(chunk.tolist() for chunk in found))
 
     assert cut == [ord(letter) for letter in joined][: len(cut)]
     assert len(joined) - len(cut) < length
@@ -60,7 +61,9 @@ def test_a_text_shorter_than_a_chunk_is_refused_with_both_numbers(
     if letters >= length:
         return
 
-    with pytest.raises(TextError, match=f"holds {letters} tokens, fewer than one chunk of {length}"):
+    with pytest.raises(
+        TextError, match=f"holds {letters} tokens, fewer than one chunk of {length}"
+    ):
         list(chunks(texts, encode, length=length))
 
 

@@ -2,6 +2,7 @@
 
 from functools import reduce
 from operator import add
+from random import Random
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def test_moments_are_numpys_whatever_strips_the_scatter_is_made_of(p: int) -> No
     offset=st.sampled_from([0.0, 1e3]),
 )
 def test_how_a_corpus_is_batched_does_not_matter(
-    cuts: list[int], order: "st.random.Random", offset: float
+    cuts: list[int], order: Random, offset: float
 ) -> None:
     x, y = sample(offset=offset)
     batches = list(zip(x.tensor_split(sorted(cuts)), y.tensor_split(sorted(cuts)), strict=True))

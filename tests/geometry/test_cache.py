@@ -40,7 +40,9 @@ def cache(tokens: int = 5, batch: int = 1, **changed: Any) -> KVCache:
 
 
 def same(a: KVCache, b: KVCache) -> bool:
-    return all(map(torch.equal, (*a.keys, *a.values, a.positions), (*b.keys, *b.values, b.positions)))
+    return all(
+        map(torch.equal, (*a.keys, *a.values, a.positions), (*b.keys, *b.values, b.positions))
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,5 +193,7 @@ def test_nothing_here_changes_the_cache_it_was_asked_of() -> None:
 def test_mapping_over_a_cache_reaches_keys_and_values_alike() -> None:
     doubled = cache().map(lambda block: 2 * block)
 
-    for ours, theirs in zip((*doubled.keys, *doubled.values), (*cache().keys, *cache().values), strict=True):
+    for ours, theirs in zip(
+        (*doubled.keys, *doubled.values), (*cache().keys, *cache().values), strict=True
+    ):
         assert torch.equal(ours, 2 * theirs)

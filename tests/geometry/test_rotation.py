@@ -37,7 +37,9 @@ def test_undo_inverts_apply_and_apply_undo(pairing: Pairing, pairs: int, stretch
 @pytest.mark.parametrize("pairing", PAIRINGS)
 def test_a_pair_turns_as_a_complex_number_does(pairing: Pairing) -> None:
     rotation, original = table(4, pairing), keys()
-    left, right = (slice(0, 4), slice(4, 8)) if pairing == "half" else (slice(0, 8, 2), slice(1, 8, 2))
+    left, right = (
+        (slice(0, 4), slice(4, 8)) if pairing == "half" else (slice(0, 8, 2), slice(1, 8, 2))
+    )
 
     turned = rotation.apply(original).numpy()
 

@@ -114,8 +114,6 @@ def test_a_model_needs_layers_and_a_layer_needs_heads() -> None:
 def test_specs_need_no_torch() -> None:
     code = "import sys, kvtransfer.geometry.spec; print('torch' in sys.modules)"
 
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "False"

@@ -48,7 +48,8 @@ def test_guessing_is_right_one_time_in_as_many_as_there_are_choices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "right"), [("It is MARLOW.", True), ("marlow", True), ("Mar low", False), ("", False)]
+    ("written", "right"),
+    [("It is MARLOW.", True), ("marlow", True), ("Mar low", False), ("", False)],
 )
 def test_a_free_answer_is_right_where_the_expected_one_occurs(written: str, right: bool) -> None:
     assert Expect("Who?", "Marlow").right(written) is right

@@ -28,7 +28,9 @@ def encode(tokenizer: PreTrainedTokenizerBase) -> Encode:
 
 
 PIECES = st.text(max_size=20) | st.lists(
-    st.sampled_from(["the", " the", "n", "ing", " ", "\n", "function", "é", "漢", "\u0301", "👩‍🚀"]),
+    st.sampled_from(
+        ["the", " the", "n", "ing", " ", "\n", "function", "é", "漢", "\u0301", "👩‍🚀"]
+    ),
     max_size=8,
 ).map("".join)
 

@@ -1,5 +1,7 @@
 """Reading copies out, writing copies in; what holds no keys and values is refused by its layer."""
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import AutoConfig, DynamicCache
@@ -19,6 +21,13 @@ def run(model: LanguageModel, ids: torch.Tensor, cache: DynamicCache) -> torch.T
     return logits
 
 
+def zero(cache: DynamicCache) -> None:
+    layers: Any = cache.layers
+    for layer in layers:
+        layer.keys.zero_()
+        layer.values.zero_()
+
+
 def test_decoding_on_does_not_change_what_was_read(model: LanguageModel) -> None:
     live = DynamicCache()
     run(model, IDS, live)
@@ -26,7 +35,7 @@ def test_decoding_on_does_not_change_what_was_read(model: LanguageModel) -> None
     value = read(live, positions)
     before = [block.clone() for block in (*value.keys, *value.values)]
 
-    live.layers[0].keys.zero_()
+    zero(live)
     run(model, IDS[:, :1], live)
 
     assert value.tokens == 12
@@ -39,7 +48,7 @@ def test_decoding_on_a_written_cache_does_not_change_the_value(model: LanguageMo
 
     live = write(value)
     run(model, IDS[:, :2], live)
-    live.layers[0].values.zero_()
+    zero(live)
 
     assert live.get_seq_length() == 14
     assert all(map(torch.equal, (*value.keys, *value.values), before))
@@ -71,7 +80,7 @@ def test_a_layer_that_keeps_a_state_is_refused_by_its_number() -> None:
         "qwen3_next", num_hidden_layers=2, layer_types=["linear_attention", "full_attention"]
     )
 
-    with pytest.raises(CacheLayoutError, match="layer 0 .* holds no keys and values") as caught:
+    with pytest.raises(CacheLayoutError, match=r"layer 0 .* holds no keys and values") as caught:
         read(DynamicCache(config=config), torch.arange(4)[None])
 
     assert "state" in str(caught.value.hint)
@@ -80,8 +89,8 @@ def test_a_layer_that_keeps_a_state_is_refused_by_its_number() -> None:
 def test_a_window_that_forgot_tokens_is_refused_with_both_lengths(model: LanguageModel) -> None:
     live = DynamicCache()
     run(model, IDS, live)
-    live.layers[1].keys = live.layers[1].keys[:, :, -8:]
-    live.layers[1].values = live.layers[1].values[:, :, -8:]
+    second: Any = live.layers[1]
+    second.keys, second.values = second.keys[:, :, -8:], second.values[:, :, -8:]
 
     with pytest.raises(CacheLayoutError, match=r"disagree on length: \[8, 12\]"):
         read(live, torch.arange(12)[None])

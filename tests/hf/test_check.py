@@ -40,5 +40,5 @@ def test_another_tokenizer_blocks(folder: Path, pristine: Path) -> None:
 
 
 def test_a_model_that_is_not_there_is_named(folder: Path) -> None:
-    with pytest.raises(ModelNotFound, match="no model at './missing'"):
+    with pytest.raises(ModelNotFound, match=r"no model at '\./missing'"):
         check(str(folder), "./missing")

@@ -32,11 +32,10 @@ def test_the_same_seed_has_the_same(tiny: Callable[..., LanguageModel]) -> None:
 )
 def test_tuning_one_parameter_changes_it(model: LanguageModel, name: str) -> None:
     tuned = deepcopy(model.module)
+    random = torch.Generator().manual_seed(0)
     with torch.no_grad():
         weight = tuned.get_parameter(name)
-        weight += 0.01 * torch.randn(
-            weight.shape, generator=torch.Generator().manual_seed(0)
-        )
+        weight.add_(torch.randn(weight.shape, generator=random), alpha=0.01)
 
     assert fingerprint(tuned) != fingerprint(model.module)
     assert fingerprint(deepcopy(model.module)) == fingerprint(model.module)
@@ -48,7 +47,7 @@ def test_a_merged_low_rank_adapter_changes_it(model: LanguageModel) -> None:
     with torch.no_grad():
         weight = tuned.get_parameter("model.layers.1.self_attn.v_proj.weight")
         down = torch.randn(1, weight.shape[1], generator=random)
-        weight += 0.05 * torch.randn(weight.shape[0], 1, generator=random) @ down
+        weight.add_(torch.randn(weight.shape[0], 1, generator=random) @ down, alpha=0.05)
 
     assert fingerprint(tuned) != fingerprint(model.module)
 

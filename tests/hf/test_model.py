@@ -55,7 +55,7 @@ def test_truncated_weights_are_an_error_in_one_line(folder: Path, size: int) -> 
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:size])
 
-    with pytest.raises(ModelNotFound, match="weights of .* cannot be loaded") as caught:
+    with pytest.raises(ModelNotFound, match=r"weights of .* cannot be loaded") as caught:
         load(str(folder))
 
     assert "\n" not in caught.value.message
@@ -65,7 +65,7 @@ def test_truncated_weights_are_an_error_in_one_line(folder: Path, size: int) -> 
 def test_missing_weights_are_an_error(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
-    with pytest.raises(ModelNotFound, match="weights of .* cannot be loaded"):
+    with pytest.raises(ModelNotFound, match=r"weights of .* cannot be loaded"):
         load(str(folder))
 
 

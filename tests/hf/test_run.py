@@ -1,4 +1,4 @@
-"""A model reads on from a prefix as it reads the whole, and refuses a prefix that is not its own."""
+"""A model reads on from a prefix as it reads the whole, and refuses one that is not its own."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -67,9 +67,9 @@ def test_more_tokens_than_the_model_has_positions_for_are_refused_with_both_numb
     short = tiny("llama", num_hidden_layers=1, max_position_embeddings=24)
     prefix = prefill(short, IDS)
 
-    with pytest.raises(CacheLayoutError, match="30 tokens, .* at most 24"):
+    with pytest.raises(CacheLayoutError, match=r"30 tokens, .* at most 24"):
         prefill(short, IDS.repeat(1, 2)[:, :30])
-    with pytest.raises(CacheLayoutError, match="25 tokens, .* at most 24"):
+    with pytest.raises(CacheLayoutError, match=r"25 tokens, .* at most 24"):
         score(short, IDS[:, :5], prefix)
     assert score(short, IDS[:, :4], prefix).shape[1] == 4
 
@@ -146,9 +146,10 @@ def test_generating_is_taking_the_best_token_again_and_again(model: LanguageMode
     for token in written:
         assert token == int(score(model, torch.tensor([text]))[0, -1].argmax())
         text.append(token)
-    assert len(written) == 6 or int(
-        score(model, torch.tensor([text]))[0, -1].argmax()
-    ) == model.tokenizer.eos_token_id
+    assert (
+        len(written) == 6
+        or int(score(model, torch.tensor([text]))[0, -1].argmax()) == model.tokenizer.eos_token_id
+    )
     assert list(generate(model, live, prefix, max_new_tokens=6)) == written
 
 
@@ -157,7 +158,7 @@ def test_generating_stops_at_the_end_of_the_sequence(
 ) -> None:
     model = tiny("llama", num_hidden_layers=1)
     first = next(generate(model, IDS[0], max_new_tokens=1))
-    model.module.generation_config.eos_token_id = first  # type: ignore[union-attr]
+    model.module.generation_config.eos_token_id = first
 
     assert list(generate(model, IDS[0], max_new_tokens=5)) == []
 

@@ -30,9 +30,16 @@ def rotated(layer: LayerSpec) -> tuple[str, float | None, int, str] | None:
 
 def test_llama() -> None:
     spec = described(
-        "llama", num_hidden_layers=3, num_key_value_heads=8, rope_parameters={
-            "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+        "llama",
+        num_hidden_layers=3,
+        num_key_value_heads=8,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 500_000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
         },
     )
 
@@ -139,9 +146,12 @@ def test_partial_rotary_turns_a_part_of_each_key(
 
 def test_falcon_with_multi_query_has_one_head() -> None:
     assert described("falcon", multi_query=True).layers[0].kv_heads == 1
-    assert described("falcon", multi_query=False, num_attention_heads=8, hidden_size=64).layers[
-        0
-    ].kv_heads == 8
+    assert (
+        described("falcon", multi_query=False, num_attention_heads=8, hidden_size=64)
+        .layers[0]
+        .kv_heads
+        == 8
+    )
 
 
 def test_a_multimodal_model_is_its_text_part() -> None:

@@ -2,7 +2,16 @@
 
 import pytest
 
-from kvtransfer import KVMapping, LanguageModel, builtin, check, evaluate, load, prefill, read_guides
+from kvtransfer import (
+    KVMapping,
+    LanguageModel,
+    builtin,
+    check,
+    evaluate,
+    load,
+    prefill,
+    read_guides,
+)
 from kvtransfer.evaluation.evaluate import BUILTIN_GUIDES
 from kvtransfer.evaluation.report import EvalReport
 from kvtransfer.zoo import PAIRS

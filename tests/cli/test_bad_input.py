@@ -1,0 +1,164 @@
+"""Every foreseen mistake ends in an error line and a hint line, and leaves nothing behind."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+from .conftest import Run
+
+FIT = "fit {source} {target} --out {out} --tokens 512 --chunk 64 --layers 1 "
+EVAL = (
+    "eval {source} {target} --text {heldout} --guides none --prefix 24 --continuation 8 --items 1 "
+)
+MAPPED = EVAL + "--mapping {mapping} "
+
+FAILURES = {
+    # text
+    "a missing data file": (FIT + "--data {root}/missing.txt", "no text file at"),
+    "one of two data files missing": (
+        FIT + "--data {prose} --tokens 99999 --data {root}/missing.jsonl",
+        "no text file at",
+    ),
+    "an empty text": (FIT + "--data {empty}", "holds no text"),
+    "nothing on standard input": (FIT + "--data -", "standard input holds no text"),
+    "a broken line of data": (FIT + "--data {bad}", "line 2 is not JSON"),
+    "an unknown data set": (FIT + "--data nobody/nothing", "no hub data set by that name"),
+    "a text shorter than a chunk": (FIT + "--data {short}", "fewer than one chunk of 64"),
+    "fewer rows than features": (
+        FIT + "--data {prose} --tokens 16 --chunk 16",
+        "rows cannot determine 32 coefficients",
+    ),
+    "a missing text to evaluate on": (MAPPED + "--text {root}/missing.txt", "no text file at"),
+    "a text shorter than an item": (MAPPED + "--text {short}", "fewer than one chunk of 32"),
+    "a guide file with a broken line": (
+        MAPPED + "--guides {bad_guides}",
+        "line 1 has no list of 'items'",
+    ),
+    "a missing guide file": (MAPPED + "--guides {root}/missing.jsonl", "no guide file at"),
+    # models
+    "no such model": ("check {source} ./missing", "no model at './missing'"),
+    "a folder that is no model": ("check {source} {root}", "a folder without config.json"),
+    "a hub id that was never downloaded": ("check {source} nobody/nothing", "no config for"),
+    "a model whose config lacks a field": ("check {source} {typeless}", "model_type"),
+    "truncated weights": (
+        "fit {cut_weights} {target} --out {out} --data {prose}",
+        "cannot be loaded",
+    ),
+    "another tokenizer": ("fit {source} {wordless} --out {out} --data {prose}", "tokenizer"),
+    "a model without keys and values": (
+        "fit {source} {stateful} --out {out} --data {prose}",
+        "linear",
+    ),
+    "a dtype that nobody has": (FIT + "--data {prose} --dtype float99", "no dtype 'float99'"),
+    "a device that nobody has": (FIT + "--data {prose} --device abacus", "device 'abacus'"),
+    # mappings
+    "no such mapping": (EVAL + "--mapping {root}/nowhere", "no mapping at"),
+    "a mapping for another pair": (
+        MAPPED.replace("{target}", "{other}"),
+        "the target's weights are",
+    ),
+    "the reverse direction": (
+        MAPPED.replace("{source} {target}", "{target} {source}"),
+        "asked for",
+    ),
+    "a truncated mapping": (EVAL + "--mapping {cut_mapping}", "truncated or no safetensors"),
+    "a mapping whose config lacks a field": (
+        EVAL + "--mapping {fieldless_mapping}",
+        "config.json lacks sources",
+    ),
+    "a NaN in a mapping": (EVAL + "--mapping {nan_mapping}", "NaN or infinite"),
+    "a flipped byte in a mapping": (EVAL + "--mapping {flipped_mapping}", "has checksum"),
+    "a model in place of a mapping": (EVAL + "--mapping {source}", "config.json lacks"),
+    # places
+    "a model folder to write to": (
+        "fit {source} {target} --out {other} --data {prose}",
+        "holds something else",
+    ),
+    "a file to write to": ("fit {source} {target} --out {prose} --data {prose}", "is a file"),
+}
+
+MISTAKES = {
+    "no source layers": (FIT + "--layers 0", "--layers is a positive number"),
+    "layers that are no number": (FIT + "--layers some", "--layers is a positive number"),
+    "more source layers than there are": (FIT + "--data {prose} --layers 9", "9 source layers"),
+    "no tokens": (FIT + "--tokens 0", "tokens must be positive"),
+    "no chunks": (FIT + "--data {prose} --chunk 1", "at least 2"),
+    "no rank": (FIT + "--rank 0", "rank must be positive"),
+    "a negative strength": (FIT + "--data {prose} --strength -1", "strength must be"),
+    "an unknown solver": (FIT + "--solver magic", "--solver is one of"),
+    "an unknown storage": (FIT + "--storage paper", "--storage is one of"),
+    "unknown products": (FIT + "--products exact", "--products is one of"),
+    "an unknown condition": (MAPPED + "--conditions own,magic", "no condition magic"),
+    "no items": (MAPPED + "--items 0", "items=0"),
+    "no guides": (MAPPED + "--guides {guides} --max-guides 0", "--max-guides is a positive number"),
+    "nothing to evaluate": (MAPPED + "--text none", "nothing to evaluate"),
+    "a report that would replace a file": (MAPPED + "--out {prose}", "is a file"),
+    "an unknown option": ("check {source} {target} --nonsense", "No such option: --nonsense"),
+    "an unknown command": ("translate {source} {target}", "No such command 'translate'"),
+    "a missing argument": ("check {source}", "Missing argument"),
+    "a missing option": ("fit {source} {target}", "Missing option '--out'"),
+    "words for numbers": (FIT + "--tokens many", "Invalid value for '--tokens'"),
+}
+
+
+def assert_fails(
+    run: Run, places: dict[str, Path], tmp_path: Path, line: str, *, code: int, says: str
+) -> None:
+    before = snapshot(places["root"])
+    arguments = shlex.split(line.format(out=tmp_path / "out", **places))
+
+    done = run(*arguments, "--json")
+
+    assert "Traceback" not in done.stderr
+    first, second = done.stderr.splitlines()
+    assert first.startswith("error: ")
+    assert says in first
+    assert second.startswith("hint: ")
+    assert len(second) > len("hint: ")
+    assert done.code == code
+    assert done.stdout == ""
+    assert not list(tmp_path.iterdir())
+    assert snapshot(places["root"]) == before
+
+
+def snapshot(root: Path) -> dict[str, int]:
+    """Every file below and when it changed."""
+    return {str(path): path.stat().st_mtime_ns for path in root.rglob("*")}
+
+
+@pytest.mark.parametrize("mistake", FAILURES)
+def test_what_is_wrong_with_the_input_is_said_in_two_lines_and_exit_1(
+    run: Run, places: dict[str, Path], tmp_path: Path, mistake: str
+) -> None:
+    line, says = FAILURES[mistake]
+
+    assert_fails(run, places, tmp_path, line, code=1, says=says)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_is_wrong_with_the_usage_is_said_in_two_lines_and_exit_2(
+    run: Run, places: dict[str, Path], tmp_path: Path, mistake: str
+) -> None:
+    line, says = MISTAKES[mistake]
+
+    assert_fails(run, places, tmp_path, line, code=2, says=says)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+@pytest.mark.parametrize("command", [FIT + "--data {prose} ", MAPPED])
+def test_without_a_gpu_cuda_is_an_error(
+    run: Run, places: dict[str, Path], tmp_path: Path, command: str
+) -> None:
+    line = command + "--device cuda --dtype bfloat16"
+
+    assert_fails(run, places, tmp_path, line, code=1, says="device 'cuda' cannot compute")
+
+
+def test_a_mapping_is_not_replaced_by_a_fit_that_fails(
+    run: Run, places: dict[str, Path], tmp_path: Path
+) -> None:
+    line = (FIT + "--data {short}").replace("{out}", "{mapping}")
+
+    assert_fails(run, places, tmp_path, line, code=1, says="fewer than one chunk")

@@ -1,0 +1,202 @@
+"""Commands do what they say: one JSON document on stdout, and the report's truth as exit status."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtransfer.fitting.mapping import KVMapping
+from kvtransfer.hf.model import load
+from kvtransfer.hf.run import prefill, score
+
+from .conftest import Done, Run
+
+QUICK_FIT = ("--tokens", "1024", "--chunk", "64")
+QUICK_EVAL = ("--prefix", "24", "--continuation", "8", "--items", "3")
+
+
+def document(done: Done) -> dict[str, Any]:
+    """What stdout holds, if it holds one JSON document and stderr nothing."""
+    assert done.stderr == ""
+    found = json.loads(done.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["fit", "--help"], ["--nonsense"], []], ids=str)
+def test_what_needs_no_torch_imports_none(arguments: list[str]) -> None:
+    code = (
+        "import sys; from kvtransfer.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit as stop: print(stop.code, {'torch', 'transformers'} & set(sys.modules))"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.splitlines()[-1] == ("2 set()" if "--nonsense" in arguments else "0 set()")
+
+
+def test_the_installed_command_lists_its_commands() -> None:
+    command = shutil.which("kvtransfer", path=str(Path(sys.executable).parent))
+    if command is None:
+        pytest.skip("kvtransfer is not installed beside this Python")
+
+    done = subprocess.run([command, "--help"], capture_output=True, text=True, check=True)
+
+    assert all(name in done.stdout for name in ("check", "fit", "eval", "demo"))
+    assert done.stderr == ""
+
+
+def test_a_cache_may_be_reused_by_the_model_that_made_it(run: Run, places: dict[str, Path]) -> None:
+    done = run("check", places["source"], places["source"], "--json")
+
+    assert done.code == 0
+    assert document(done)["verdict"] == "reuse"
+
+
+def test_a_cache_may_be_mapped_to_a_model_of_another_shape(
+    run: Run, places: dict[str, Path]
+) -> None:
+    done = run("check", places["source"], places["target"], "--json")
+
+    assert done.code == 0
+    found = document(done)
+    assert found["verdict"] == "map"
+    verdicts = {each["topic"]: each["verdict"] for each in found["topics"]}
+    assert verdicts["layers"] == verdicts["kv_heads"] == verdicts["head_dim"] == "mapped"
+    assert verdicts["tokenizer"] == "same"
+
+
+@pytest.mark.parametrize("target", ["wordless", "stateful"])
+def test_a_cache_that_cannot_cross_is_exit_1_and_no_error(
+    run: Run, places: dict[str, Path], target: str
+) -> None:
+    done = run("check", places["source"], places[target], "--json")
+
+    assert done.code == 1
+    assert document(done)["verdict"] == "blocked"
+
+
+def test_without_json_there_is_a_table(run: Run, places: dict[str, Path]) -> None:
+    done = run("check", places["source"], places["target"])
+
+    assert (done.code, done.stderr) == (0, "")
+    assert "tokenizer" in done.stdout
+    assert "the cache can cross through a fitted mapping" in done.stdout
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(done.stdout)
+
+
+def test_a_fit_writes_a_mapping_and_says_how_good_it_is(
+    run: Run, places: dict[str, Path], tmp_path: Path
+) -> None:
+    ends = str(places["source"]), str(places["target"])
+
+    done = run(
+        "fit", *ends, "--out", tmp_path / "m", "--data", places["prose"], *QUICK_FIT,
+        "--layers", "2", "--json",
+    )  # fmt: skip
+
+    found = document(done)
+    assert found["mapping"] == str(tmp_path / "m")
+    assert found["rows"] == 1024
+    assert [layer["target"] for layer in found["layers"]] == [0, 1]
+    for layer in found["layers"]:
+        assert len(layer["sources"]) == 2
+        assert layer["r2_keys"] <= 1
+        assert layer["r2_values"] <= 1
+    assert set(found["seconds"]) >= {"source_forward", "target_forward", "statistics", "solve"}
+    assert found["bytes"] == sum(path.stat().st_size for path in (tmp_path / "m").iterdir())
+    assert found["provenance"]["command"].startswith("kvtransfer fit ")
+    good = all(
+        sum(layer[name] for layer in found["layers"]) > 0 for name in ("r2_keys", "r2_values")
+    )
+    assert done.code == (0 if good else 1)
+    source, target = map(load, ends)
+    ids = source.encode("A mapping that was fitted may be used.")[None]
+    mapped = KVMapping.from_pretrained(tmp_path / "m")(prefill(source, ids))
+    assert score(target, ids[:, :2], mapped).shape[1] == 2
+
+
+def test_a_fit_is_repeatable_and_reads_several_texts_and_standard_input(
+    run: Run, places: dict[str, Path], tmp_path: Path
+) -> None:
+    common = ("fit", places["source"], places["target"], *QUICK_FIT, "--layers", "1", "--json")
+    text = places["prose"].read_bytes()
+
+    once, again, piped = (
+        document(run(*common, "--out", tmp_path / name, "--data", data, stdin=stdin))
+        for name, data, stdin in (
+            ("a", places["prose"], b""),
+            ("b", places["prose"], b""),
+            ("c", "-", text),
+        )
+    )
+
+    assert once["layers"] == again["layers"] == piped["layers"]
+    tensors = [(tmp_path / name / "tensors.safetensors").read_bytes() for name in "abc"]
+    assert tensors[0] == tensors[1] == tensors[2]
+
+
+@pytest.mark.parametrize("storage", ["bfloat16", "int8"])
+def test_narrow_storage_and_a_rank_make_a_smaller_mapping(
+    run: Run, places: dict[str, Path], tmp_path: Path, storage: str
+) -> None:
+    done = run(
+        "fit", places["source"], places["target"], "--out", tmp_path / "m", *QUICK_FIT,
+        "--data", places["prose"], "--layers", "1", "--storage", storage, "--rank", "8", "--json",
+    )  # fmt: skip
+
+    assert done.stderr == ""
+    whole = (places["mapping"] / "tensors.safetensors").stat().st_size
+    assert (tmp_path / "m" / "tensors.safetensors").stat().st_size < whole / 2
+    assert KVMapping.from_pretrained(tmp_path / "m").settings["storage"] == storage
+
+
+def test_an_evaluation_prints_what_it_writes(
+    run: Run, places: dict[str, Path], tmp_path: Path
+) -> None:
+    done = run(
+        "eval", places["source"], places["target"], "--mapping", places["mapping"],
+        "--text", places["heldout"], "--guides", places["guides"], *QUICK_EVAL,
+        "--out", tmp_path / "out", "--json",
+    )  # fmt: skip
+
+    found = document(done)
+    assert done.code in (0, 1)
+    assert found["text"]["n"] == 3
+    assert found["guides"]["n"] == 1
+    assert {"none", "own", "mapped", "source", "zeroed"} <= set(found["text"]["conditions"])
+    assert found["text"]["conditions"]["own"]["kl_to_own"]["value"] == 0
+    assert json.loads((tmp_path / "out" / "report.json").read_text()) == found
+    assert "gap recovered" in (tmp_path / "out" / "report.txt").read_text()
+
+
+def test_an_evaluation_measures_only_what_it_is_asked_for(
+    run: Run, places: dict[str, Path]
+) -> None:
+    done = run(
+        "eval", places["source"], places["target"], "--mapping", places["mapping"],
+        "--text", places["heldout"], "--guides", "none", "--conditions", "mapped, zeroed",
+        *QUICK_EVAL, "--json",
+    )  # fmt: skip
+
+    found = document(done)
+    assert "guides" not in found
+    assert set(found["text"]["conditions"]) == {"none", "own", "mapped", "zeroed"}
+
+
+def test_an_evaluation_without_json_ends_in_a_sentence(run: Run, places: dict[str, Path]) -> None:
+    done = run(
+        "eval", places["source"], places["target"], "--mapping", places["mapping"],
+        "--text", places["heldout"], "--guides", "none", *QUICK_EVAL,
+    )  # fmt: skip
+
+    assert done.stderr == ""
+    assert "across (a share of NLL, n = 3)" in " ".join(done.stdout.split())
