@@ -89,7 +89,7 @@ RECIPES = (
         heads=6,
         intermediate=512,
         rope_theta=50_000.0,
-        steps=1200,
+        steps=2600,
         learning_rate=2e-3,
     ),
 )

@@ -21,8 +21,8 @@ from kvtransfer.hf.model import LanguageModel
 from kvtransfer.report import Provenance, to_json
 
 CONTROL_RANK = 8
-"""Rank of the shuffled control where maps are reduced: it has nothing to say, and a lower rank only
-takes noise out of it, which makes it a harder control to beat."""
+"""Rank of the shuffled control. It has nothing to say, so a low rank only takes noise out of it:
+that makes it harder to beat, and keeps a saved mapping from being twice as large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,10 +271,10 @@ def _solve_layer(
         posed = problem(captured, columns, kind, choice.sources, choice.target)
         for twin, moments in (("fit", posed.fit), ("shuffled", posed.shuffled)):
             fitted = Ridge(strength).solve(moments)
-            if settings.rank is None:
+            rank = settings.rank if twin == "fit" else CONTROL_RANK
+            if rank is None:
                 made[twin][kind] = fitted.float()
             else:
-                rank = settings.rank if twin == "fit" else min(settings.rank, CONTROL_RANK)
                 low = reduce_rank(fitted, moments, rank)
                 made[twin][kind] = low.float()
                 fitted = Affine(low.down @ low.up, low.bias)
