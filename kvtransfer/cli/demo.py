@@ -63,7 +63,7 @@ def demo(
         with bars(capture=size.tokens * 8 // 7, solve=len(target.spec.layers)) as advance:
             fitted = fit(source, target, builtin("fit"), settings, progress=advance)
         say(f"held-out R²: keys {fitted.r2_keys:.2f}, values {fitted.r2_values:.2f}")
-        say("evaluating on prose and guides that were held out …")
+        say(f"evaluating on prose that was held out{' and on guides' if size.guides else ''} …")
         guides = read_guides(BUILTIN_GUIDES)[: size.guides]
         questions = sum(len(guide.items) for guide in guides)
         with bars(text=size.items, guides=questions) as advance:

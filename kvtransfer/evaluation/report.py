@@ -96,6 +96,9 @@ class EvalReport:
         parts: list[RenderableType] = []
         if self.text is not None:
             parts.append(_text_table(self.text, self.source, self.target))
+            if margins := self.text.margins():
+                beaten = ", ".join(f"{name} by {margin:.3f}" for name, margin in margins.items())
+                parts.append(Text(f"In nats a token, paired, mapped beats {beaten}."))
         if self.guides is not None:
             parts.append(_guide_table(self.guides))
             if self.guides.examples:

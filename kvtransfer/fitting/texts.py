@@ -7,6 +7,7 @@ import ast
 import hashlib
 import inspect
 import json
+import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,6 +24,9 @@ Split = Literal["fit", "heldout"]
 SHORTEST_DOCSTRING = 80
 """Characters below which a docstring is a label rather than prose."""
 
+
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""JSON can spell it, but no text holds it, and no tokenizer takes it."""
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -219,6 +223,8 @@ def _text_of(row: Any, where: str) -> str:
     text = row.get("text") if isinstance(row, Mapping) else None
     if not isinstance(text, str):
         raise TextError(f"{where} has no 'text' string", hint="name the text column 'text'")
+    if SURROGATE.search(text):
+        raise TextError(f"{where} holds half a character (a lone surrogate)", hint="leave it out")
     return text
 
 

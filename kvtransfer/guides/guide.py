@@ -132,4 +132,6 @@ def _string(row: Mapping[str, Any], field: str, where: str) -> str:
     text = row.get(field)
     if not isinstance(text, str) or not text.strip():
         raise TextError(f"{where} has no text in '{field}'", hint=f"such as {EXAMPLE}")
+    if any("\ud800" <= letter <= "\udfff" for letter in text):  # JSON can spell it; no text has it
+        raise TextError(f"{where}: '{field}' holds half a character", hint="leave it out")
     return text

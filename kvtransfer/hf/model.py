@@ -1,6 +1,8 @@
 """A language model as this package uses one: weights, tokenizer, spec and rotations together."""
 
+import io
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,15 +92,18 @@ def load(name: str, *, dtype: str | None = None, device: str = "cpu") -> Languag
     spec = spec_of(config, name=name, tokenizer=tokenizer)
     require_kv(spec)
     wanted: Any = DTYPES[dtype] if dtype else "auto"
+    # The GGUF converter draws its progress bar past every setting that would silence it.
+    silence = redirect_stderr(io.StringIO()) if location.gguf_file else nullcontext()
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            location.path,
-            dtype=wanted,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # we refuse them ourselves, by name
-            local_files_only=location.on_hub and unreachable(),
-            **location.keywords,
-        )
+        with silence:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                location.path,
+                dtype=wanted,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # we refuse them ourselves, by name
+                local_files_only=location.on_hub and unreachable(),
+                **location.keywords,
+            )
     # safetensors, torch and transformers each raise their own kinds for broken or missing files.
     except Exception as error:
         raise ModelNotFound(

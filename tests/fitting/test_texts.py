@@ -80,6 +80,7 @@ BAD = [
     bad("a.jsonl", lambda path: path.write_text('{"text": "x"}\n{"t": 1}\n'), "line 2 has no"),
     bad("a.jsonl", lambda path: path.write_text('["x"]\n'), "line 1 has no 'text'"),
     bad("a.jsonl", lambda path: path.write_text('{"text": 7}\n'), "line 1 has no 'text'"),
+    bad("a.jsonl", lambda path: path.write_text('{"text": "\\ud800"}'), "line 1 holds half a char"),
     bad("a.txt", lambda path: path.write_bytes(b"caf\xe9 au lait"), "is not UTF-8 text (byte 3)"),
     bad("a.jsonl", lambda path: path.write_bytes(b'{"text": "caf\xe9"}\n'), "is not UTF-8"),
     bad("a.parquet", lambda path: path.write_text("PAR1 not"), "cannot be read as parquet"),

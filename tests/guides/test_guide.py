@@ -86,6 +86,7 @@ def item(**changed: Any) -> dict[str, Any]:
         (item(answer=-1), "line 2, item 2: 'answer' is -1, not an index into 2 choices"),
         (item(answer="1"), "line 2, item 2: 'answer' is '1', not an index into 2 choices"),
         (item(answer=True), "line 2, item 2: 'answer' is True, not an index into 2 choices"),
+        (LINE | {"guide": "\ud800"}, "line 2: 'guide' holds half a character"),
         (LINE | {"items": [EXPECT | {"expect": ""}]}, "line 2, item 1 has no text in 'expect'"),
     ],
 )
