@@ -37,7 +37,7 @@ def main() -> None:
     names = PAIRS[asked.pair][:: -1 if asked.reverse else 1]
     name = "-to-".join(names)
     source, target = (load(each, dtype=asked.dtype) for each in names)
-    settings = FitSettings(tokens=asked.tokens, chunk=asked.chunk, batch=8, products="float32")
+    settings = FitSettings(tokens=asked.tokens, chunk=asked.chunk, batch=8)
     captured = capture_texts(source, target, read_all(asked.data), settings)
     results = {}
     for layers in asked.layers:

@@ -8,7 +8,7 @@ builtin questions. Writes results/where.json.
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ RESULT = Path(__file__).parent / "results" / "where.json"
 GUIDES = 8
 
 
-def with_own(mapped: KVCache, own: KVCache, layers: range) -> KVCache:
+def with_own(mapped: KVCache, own: KVCache, layers: Container[int]) -> KVCache:
     """The mapped cache with some layers replaced by the target's own."""
     return replace(
         mapped,
@@ -49,6 +49,12 @@ GRAFTS: dict[str, Callable[[KVCache, KVCache], KVCache]] = {
     "own in the early third": third(0),
     "own in the middle third": third(1),
     "own in the late third": third(2),
+    "own in the six layers that the source lacks": lambda mapped, own: with_own(
+        mapped, own, (4, 7, 12, 16, 17, 26)
+    ),
+    "own in six layers next to those": lambda mapped, own: with_own(
+        mapped, own, (5, 8, 11, 15, 18, 25)
+    ),
 }
 
 

@@ -59,7 +59,7 @@ def demo(
         source, target = load(names[0]), load(names[1])
         shipped = KVMapping.from_pretrained("-to-".join(names))
         say(f"fitting on {size.tokens:,} tokens of the prose that Python carries …")
-        settings = FitSettings(tokens=size.tokens, layers=size.layers, products="float32")
+        settings = FitSettings(tokens=size.tokens, layers=size.layers)
         with bars(capture=size.tokens * 8 // 7, solve=len(target.spec.layers)) as advance:
             fitted = fit(source, target, builtin("fit"), settings, progress=advance)
         say(f"held-out R²: keys {fitted.r2_keys:.2f}, values {fitted.r2_values:.2f}")

@@ -34,8 +34,8 @@ def fit(
     rank: Annotated[int | None, typer.Option(help="Reduce each layer's map to this rank.")] = None,
     storage: Annotated[str, typer.Option(help="float32, bfloat16 or int8.")] = "float32",
     products: Annotated[
-        str, typer.Option(help="float64 or float32 products within a batch (sums are float64).")
-    ] = "float64",
+        str, typer.Option(help="auto, float64 or float32 products in a batch (sums are float64).")
+    ] = "auto",
     batch: Annotated[int, typer.Option(help="Sequences read at once.")] = 4,
     seed: Annotated[int, typer.Option(help="Of the permutation behind the shuffled control.")] = 0,
     device: Device = "cpu",
@@ -50,7 +50,7 @@ def fit(
     with foreseen():
         settings_of_layers = _layers(layers)
         _one_of("--storage", storage, ("float32", "bfloat16", "int8"))
-        _one_of("--products", products, ("float64", "float32"))
+        _one_of("--products", products, ("auto", "float64", "float32"))
         from kvtransfer import artifact
         from kvtransfer.fitting.fit import FitSettings
         from kvtransfer.fitting.fit import fit as run
@@ -68,7 +68,7 @@ def fit(
             layers=settings_of_layers,
             strength=strength,
             rank=rank,
-            products=cast(Literal["float64", "float32"], products),
+            products=cast(Literal["auto", "float64", "float32"], products),
             batch=batch,
             seed=seed,
         )

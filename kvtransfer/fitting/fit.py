@@ -11,18 +11,23 @@ from rich.table import Table
 
 from kvtransfer.errors import UnderdeterminedFit
 from kvtransfer.fitting.affine import Affine, Map, reduce_rank
-from kvtransfer.fitting.capture import KINDS, Capture, capture
+from kvtransfer.fitting.capture import KINDS, Capture, capture, features
 from kvtransfer.fitting.chunks import chunks
 from kvtransfer.fitting.layers import Choice, Columns, Kind, choose, needed_rows, problem
 from kvtransfer.fitting.mapping import KVMapping, LayerMap
 from kvtransfer.fitting.solvers import Ridge
 from kvtransfer.geometry.compat import compare
+from kvtransfer.geometry.spec import ModelSpec
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.report import Provenance, to_json
 
 CONTROL_RANK = 8
 """Rank of the shuffled control. It has nothing to say, so a low rank only takes noise out of it:
 that makes it harder to beat, and keeps a saved mapping from being twice as large."""
+
+
+CHEAP = 1024
+"""Source features up to which double-precision products cost nothing beside the forward passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +44,9 @@ class FitSettings:
     """Relative ridge strength; None to choose it by held-out R²."""
     rank: int | None = None
     """Rank of each layer's map; None for full."""
-    products: Literal["float64", "float32"] = "float64"
-    """Dtype of the products inside one batch; sums over batches are always float64."""
+    products: Literal["auto", "float64", "float32"] = "auto"
+    """Dtype of the products inside one batch; sums over batches are always float64. ``auto`` is
+    float64 up to CHEAP features, and float32 above."""
     batch: int = 4
     seed: int = 0
 
@@ -194,9 +200,16 @@ def capture_texts(
         tokens=settings.tokens,
         batch=settings.batch,
         seed=settings.seed,
-        products=getattr(torch, settings.products),
+        products=_products(settings, source.spec),
         progress=lambda tokens: progress("capture", tokens),
     )
+
+
+def _products(settings: FitSettings, source: ModelSpec) -> torch.dtype:
+    if settings.products == "auto":
+        widest = max(features(source, kind) for kind in KINDS)
+        return torch.float64 if widest <= CHEAP else torch.float32
+    return torch.float64 if settings.products == "float64" else torch.float32
 
 
 def fit_captured(

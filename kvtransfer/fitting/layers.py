@@ -18,7 +18,7 @@ from kvtransfer.geometry.spec import ModelSpec
 
 Kind = Literal["keys", "values"]
 
-KS = (1, 2, 4, 6, 8, 10, 12)
+KS = (1, 2, 4, 8, 12)
 """Numbers of source layers that ``auto`` tries. The paper sweeps on to all of them, and finds (as
 others do) the best held-out score at 8 to 12."""
 
@@ -115,19 +115,17 @@ def choose(
     strengths = STRENGTHS if strength is None else (strength,)
     for t in range(len(target.layers)):
         order = ranking[t].argsort(descending=True).tolist()
-        # Strength first at a middling k, then k at that strength, then strength again: the full
-        # grid would find the same within a thousandth, at several times the solves.
+        # Strength at a middling k, then k at that strength: the full grid would find the same
+        # within a thousandth, at several times the solves.
         k = ks[len(ks) // 2]
-        if len(ks) > 1:
-            damping = {
-                kind: best_strength(problem(capture, columns, kind, order[:k], t), strengths)[1]
-                for kind in KINDS
-            }
-            k = best_k(capture, columns, order, t, ks, damping)
         best = {
             kind: best_strength(problem(capture, columns, kind, order[:k], t), strengths)
             for kind in KINDS
         }
+        if len(ks) > 1:
+            damping = {kind: found for kind, (_, found) in best.items()}
+            k, scores = best_k(capture, columns, order, t, ks, damping)
+            best = {kind: (scores[kind], damping[kind]) for kind in KINDS}
         yield Choice(
             target=t,
             sources=tuple(sorted(order[:k])),
@@ -205,17 +203,17 @@ def best_k(
     layer: int,
     ks: Sequence[int],
     strengths: Mapping[Kind, float],
-) -> int:
-    """The number of leading source layers whose maps explain most held-out variance."""
-
-    def score(k: int) -> float:
-        total = 0.0
-        for kind in KINDS:
-            posed = problem(capture, columns, kind, order[:k], layer)
-            total += _score(posed, strengths[kind])
-        return total
-
-    return max(ks, key=score)
+) -> tuple[int, dict[Kind, float]]:
+    """The number of leading source layers whose maps explain most, held out, and how much."""
+    scores: dict[int, dict[Kind, float]] = {
+        k: {
+            kind: _score(problem(capture, columns, kind, order[:k], layer), strengths[kind])
+            for kind in KINDS
+        }
+        for k in ks
+    }
+    best = max(ks, key=lambda k: sum(scores[k].values()))
+    return best, scores[best]
 
 
 def _candidates(
