@@ -103,9 +103,9 @@ class Accumulator:
         """Take one batch of rows in."""
         if len(x) == 0:
             return
-        x, y = x.double(), y.double()
-        mean_x, mean_y = x.mean(0), y.mean(0)
-        x, y = (x - mean_x).to(self._products), (y - mean_y).to(self._products)
+        x, y = x.to(self._products), y.to(self._products)
+        mean_x, mean_y = (each.mean(0, dtype=torch.float64) for each in (x, y))
+        x, y = x - mean_x.to(x), y - mean_y.to(y)
         n = self._n + len(x)
         between = self._n * len(x) / n
         dx, dy = mean_x - self._mean_x, mean_y - self._mean_y
@@ -115,7 +115,7 @@ class Accumulator:
             corner.addr_(dx[strip], dx[strip.start :], alpha=between)
         self._xy += x.mT @ y
         self._xy.addr_(dx, dy, alpha=between)
-        self._yy += y.double().square().sum(0) + between * dy.square()
+        self._yy += y.square().sum(0, dtype=torch.float64) + between * dy.square()
         self._mean_x += dx * (len(x) / n)
         self._mean_y += dy * (len(x) / n)
         self._n = n

@@ -22,8 +22,8 @@ def watched(request: pytest.FixtureRequest, tiny: Callable[..., LanguageModel]) 
     return tiny("llama", num_hidden_layers=2, attn_implementation=request.param)
 
 
-def registry() -> dict[str, Any]:
-    return dict(ALL_ATTENTION_FUNCTIONS)
+PRISTINE = dict(ALL_ATTENTION_FUNCTIONS)
+"""As transformers has it, before anything was watched."""
 
 
 def test_own_cache_has_cosine_one_and_a_zeroed_or_foreign_one_less(watched: LanguageModel) -> None:
@@ -87,15 +87,15 @@ def test_a_prefix_exchanged_at_a_layer_gives_what_a_run_on_it_gives_there(
 
 
 def test_the_watched_function_is_put_back(watched: LanguageModel) -> None:
-    before, own = registry(), prefill(watched, PREFIX)
+    own = prefill(watched, PREFIX)
 
     attention_outputs(watched, LIVE, own, {"own": own}, cosine)
 
-    assert registry() == before
+    assert dict(ALL_ATTENTION_FUNCTIONS) == PRISTINE
 
 
 def test_the_watched_function_is_put_back_also_after_an_error(watched: LanguageModel) -> None:
-    before, own = registry(), prefill(watched, PREFIX)
+    own = prefill(watched, PREFIX)
 
     def fail(changed: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("in the middle of a layer")
@@ -103,13 +103,13 @@ def test_the_watched_function_is_put_back_also_after_an_error(watched: LanguageM
     with pytest.raises(RuntimeError, match="in the middle of a layer"):
         attention_outputs(watched, LIVE, own, {"own": own}, fail)
 
-    assert registry() == before
+    assert dict(ALL_ATTENTION_FUNCTIONS) == PRISTINE
     assert torch.equal(score(watched, LIVE, own), score(watched, LIVE, own))
 
 
 def test_watchers_nest_and_a_users_own_function_survives(watched: LanguageModel) -> None:
     name = str(watched.module.config._attn_implementation)
-    before, seen = registry(), []
+    seen: list[int] = []
 
     def see(layer: int, *rest: Any) -> None:
         seen.append(layer)
@@ -122,4 +122,4 @@ def test_watchers_nest_and_a_users_own_function_survives(watched: LanguageModel)
         score(watched, LIVE)
 
     assert sorted(seen) == [0, 0, 0, 1, 1, 1]
-    assert registry() == before
+    assert dict(ALL_ATTENTION_FUNCTIONS) == PRISTINE
