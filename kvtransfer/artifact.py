@@ -59,7 +59,8 @@ def refuse_foreign(folder: Path) -> None:
     """Raise ArtifactError if saving to ``folder`` would destroy something we did not write."""
     if folder.is_file():
         raise ArtifactError(f"{folder} is a file", hint="name a folder to write to")
-    if folder.is_dir() and any(folder.iterdir()) and not _is_ours(folder / CONFIG):
+    held = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if held and (held - {CONFIG, TENSORS, CARD} or not _is_ours(folder / CONFIG)):
         raise ArtifactError(
             f"{folder} exists and holds something else than a kvtransfer artifact",
             hint="name a new or empty folder",

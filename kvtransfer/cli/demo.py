@@ -77,7 +77,7 @@ def demo(
                 items=size.items,
                 progress=lambda part: advance(part, 1),
             )
-    show(report, report.to_json() if as_json else None)
+        show(report, report.to_json() if as_json else None)
     raise typer.Exit(0 if report else 1)
 
 

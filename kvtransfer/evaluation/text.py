@@ -1,5 +1,6 @@
 """Score held-out continuations under every condition."""
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from kvtransfer.errors import DeviceError
 from kvtransfer.evaluation.conditions import CONTROLS, Arm, Pair, Reading, arms
 from kvtransfer.hf.attention import attention_outputs
 from kvtransfer.hf.run import score
@@ -127,6 +129,12 @@ def _score_item(
             "kl_to_own": float(kl(own[0], logits).mean()),
             "top1_agreement": float(top1_agreement(own[0], logits).float().mean()),
         }
+        if not math.isfinite(measured[name]["nll"]):
+            found = measured[name]["nll"]
+            raise DeviceError(
+                f"condition {name!r}: the NLL is {found} in {arm.reader.spec.dtype}",
+                hint="numbers overflowed; run in bfloat16 or float32 (--dtype)",
+            )
         if name in cosines and not bool(torch.isnan(cosines[name]).any()):
             measured[name]["attention_cosine"] = float(cosines[name].mean())
     return measured

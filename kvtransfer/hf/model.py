@@ -51,14 +51,18 @@ class LanguageModel:
     def max_positions(self) -> int | None:
         """Positions that its config allows; None where it sets no limit.
 
-        Where RoPE is scaled by a factor, the config's figure is the one before scaling.
+        Where RoPE is scaled by a factor, and the config does not name the original length apart,
+        its figure is the one before scaling.
         """
         config = self.module.config.get_text_config(decoder=True)
         limit = getattr(config, "max_position_embeddings", None)
         if not isinstance(limit, int):
             return None
-        rotations = [layer.rotation for layer in self.spec.layers if layer.rotation is not None]
-        factors = [dict(rotation.scaling).get("factor") or 1.0 for rotation in rotations]
+        scalings = [dict(layer.rotation.scaling) for layer in self.spec.layers if layer.rotation]
+        factors = [
+            1.0 if "original_max_position_embeddings" in scaling else scaling.get("factor") or 1.0
+            for scaling in scalings
+        ]
         return int(limit * max(1.0, *factors)) if factors else limit
 
     def encode(self, text: str) -> Int[Tensor, " t"]:
