@@ -99,8 +99,12 @@ class Accumulator:
         step = -(-p // STRIPS)
         self._strips = [slice(start, min(start + step, p)) for start in range(0, p, step)]
 
-    def add(self, x: Float[Tensor, "n p"], y: Float[Tensor, "n q"]) -> None:
-        """Take one batch of rows in."""
+    def add(self, x: Float[Tensor, "n p"], y: Float[Tensor, "n _q"]) -> None:
+        """Take one batch of rows in.
+
+        A batch may leave out the last target features. They are taken to stand at their mean there:
+        they add nothing to their sums, and cost nothing.
+        """
         if len(x) == 0:
             return
         x, y = x.to(self._products), y.to(self._products)
@@ -108,16 +112,17 @@ class Accumulator:
         x, y = x - mean_x.to(x), y - mean_y.to(y)
         n = self._n + len(x)
         between = self._n * len(x) / n
-        dx, dy = mean_x - self._mean_x, mean_y - self._mean_y
+        given = y.shape[1]
+        dx, dy = mean_x - self._mean_x, mean_y - self._mean_y[:given]
         for strip in self._strips:
             corner = self._xx[strip, strip.start :]
             corner += x[:, strip].mT @ x[:, strip.start :]
             corner.addr_(dx[strip], dx[strip.start :], alpha=between)
-        self._xy += x.mT @ y
-        self._xy.addr_(dx, dy, alpha=between)
-        self._yy += y.square().sum(0, dtype=torch.float64) + between * dy.square()
+        self._xy[:, :given] += x.mT @ y
+        self._xy[:, :given].addr_(dx, dy, alpha=between)
+        self._yy[:given] += y.square().sum(0, dtype=torch.float64) + between * dy.square()
         self._mean_x += dx * (len(x) / n)
-        self._mean_y += dy * (len(x) / n)
+        self._mean_y[:given] += dy * (len(x) / n)
         self._n = n
 
     def moments(self) -> Moments:

@@ -49,7 +49,7 @@ def test_a_capture_is_the_moments_of_content_keys_and_values_chunk_by_chunk(
 def test_the_shuffled_twin_has_the_same_targets_paired_with_other_tokens(
     source: LanguageModel, target: LanguageModel
 ) -> None:
-    fit = taken(source, target).fit.values
+    fit = taken(source, target, batch=20).fit.values  # all rows in the one batch that is permuted
     width = len(fit.mean_y) // 2
 
     torch.testing.assert_close(fit.mean_y[width:], fit.mean_y[:width])
@@ -57,6 +57,17 @@ def test_the_shuffled_twin_has_the_same_targets_paired_with_other_tokens(
     assert float((fit.xy[:, width:] - fit.xy[:, :width]).abs().max()) > 0.1 * float(
         fit.xy.abs().max()
     )
+
+
+def test_batches_that_are_not_permuted_add_nothing_to_the_twin(
+    source: LanguageModel, target: LanguageModel
+) -> None:
+    fit = taken(source, target, batch=4).fit.values  # the first batch of four and the last
+    whole = taken(source, target, batch=20).fit.values
+    width = len(fit.mean_y) // 2
+
+    torch.testing.assert_close(fit.yy[:width], whole.yy[:width])
+    assert 0 < float(fit.yy[width:].sum()) < 0.75 * float(whole.yy[width:].sum())
 
 
 def test_the_seed_is_of_the_shuffle_alone(source: LanguageModel, target: LanguageModel) -> None:

@@ -95,6 +95,22 @@ def test_the_textbook_shortcut_would_lose_them_in_float32() -> None:
     assert float((gathered.moments().xx - expected).abs().max()) < 1e-4 * scale
 
 
+def test_target_features_left_out_of_a_batch_stand_at_their_mean_in_it() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(30, 4, generator=generator, dtype=torch.float64)
+    y = torch.randn(30, 3, generator=generator, dtype=torch.float64)
+    gathered = Accumulator(4, 3)
+    gathered.add(x[:20], y[:20])
+    gathered.add(x[20:], y[20:, :2])
+
+    filled = torch.cat((y[20:, :2], y[:20, 2:].mean(0).expand(10, 1)), dim=1)
+    expected = Moments.of(x, torch.cat((y[:20], filled)))
+    found = gathered.moments()
+    torch.testing.assert_close(found.xy, expected.xy)
+    torch.testing.assert_close(found.mean_y, expected.mean_y)
+    torch.testing.assert_close(found.yy, expected.yy)
+
+
 def test_float32_products_are_close_and_double_ones_closer() -> None:
     x, y = sample(n=4_096)
     single, double = Accumulator(5, 3, products=torch.float32), Accumulator(5, 3)
