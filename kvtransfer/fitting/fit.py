@@ -205,6 +205,12 @@ def capture_texts(
     )
 
 
+def _config(model: LanguageModel) -> dict[str, Any]:
+    """The model's config, without the place on this machine that it was loaded from."""
+    described: dict[str, Any] = model.module.config.to_dict()
+    return {name: value for name, value in described.items() if name != "_name_or_path"}
+
+
 def _products(settings: FitSettings, source: ModelSpec) -> torch.dtype:
     if settings.products == "auto":
         widest = max(features(source, kind) for kind in KINDS)
@@ -249,7 +255,7 @@ def fit_captured(
         layers=tuple(layers),
         shuffled=tuple(shuffled),
         rotate=target.rotary,
-        target_config=target.module.config.to_dict(),
+        target_config=_config(target),
         settings={
             "solver": "ridge",
             "tokens": captured.fit.rows,
