@@ -3,11 +3,9 @@
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from rich.table import Table
 
 from kvtransfer.errors import UnderdeterminedFit
 from kvtransfer.fitting.affine import Affine, Map, reduce_rank
@@ -15,11 +13,12 @@ from kvtransfer.fitting.capture import KINDS, Capture, capture, features
 from kvtransfer.fitting.chunks import chunks
 from kvtransfer.fitting.layers import Choice, Columns, Kind, choose, needed_rows, problem
 from kvtransfer.fitting.mapping import KVMapping, LayerMap
+from kvtransfer.fitting.report import FitReport
 from kvtransfer.fitting.solvers import Ridge
 from kvtransfer.geometry.compat import compare
 from kvtransfer.geometry.spec import ModelSpec
 from kvtransfer.hf.model import LanguageModel
-from kvtransfer.report import Provenance, to_json
+from kvtransfer.report import Provenance
 
 CONTROL_RANK = 8
 """Rank of the shuffled control. It has nothing to say, so a low rank only takes noise out of it:
@@ -60,81 +59,6 @@ class FitSettings:
             raise ValueError(f"rank must be positive, got {self.rank}")
         if self.strength is not None:
             Ridge(self.strength)  # which refuses what it cannot use, and now rather than later
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class FitReport:
-    """What a fit found. True where held-out rows are explained better than by their mean."""
-
-    mapping: KVMapping
-    rows: int
-    heldout_rows: int
-    layers: tuple[Choice, ...]
-    """With the held-out R² of the maps as they were saved."""
-    seconds: dict[str, float]
-
-    def __bool__(self) -> bool:
-        return self.r2_keys > 0 and self.r2_values > 0
-
-    @property
-    def r2_keys(self) -> float:
-        """Held-out R² of content keys, mean over layers."""
-        return sum(layer.r2_keys for layer in self.layers) / len(self.layers)
-
-    @property
-    def r2_values(self) -> float:
-        """Held-out R² of values, mean over layers."""
-        return sum(layer.r2_values for layer in self.layers) / len(self.layers)
-
-    def to_dict(self, *, folder: Path | None = None) -> dict[str, Any]:
-        """The JSON shape that scripts rely on."""
-        size = sum(p.stat().st_size for p in folder.iterdir()) if folder else None
-        return {
-            "mapping": str(folder) if folder else None,
-            "rows": self.rows,
-            "heldout_rows": self.heldout_rows,
-            "layers": [
-                {
-                    "target": layer.target,
-                    "sources": list(layer.sources),
-                    "r2_keys": layer.r2_keys,
-                    "r2_values": layer.r2_values,
-                    "strength_keys": layer.strength_keys,
-                    "strength_values": layer.strength_values,
-                }
-                for layer in self.layers
-            ],
-            "seconds": self.seconds,
-            "bytes": size,
-            "provenance": dict(self.mapping.provenance),
-        }
-
-    def to_json(self, *, folder: Path | None = None) -> str:
-        """Stable text."""
-        return to_json(self.to_dict(folder=folder))
-
-    def __rich__(self) -> Table:
-        table = Table(
-            "target layer",
-            "source layers",
-            "R² keys",
-            "R² values",
-            title=f"{self.mapping.source.name} → {self.mapping.target.name}",
-            caption=f"held-out R²; fitted on {self.rows:,} tokens, held out {self.heldout_rows:,}; "
-            + ", ".join(f"{name} {value:.1f} s" for name, value in self.seconds.items()),
-        )
-        for column in table.columns[2:]:
-            column.justify = "right"
-        for layer in self.layers:
-            table.add_row(
-                str(layer.target),
-                " ".join(map(str, layer.sources)),
-                f"{layer.r2_keys:.3f}",
-                f"{layer.r2_values:.3f}",
-            )
-        table.add_section()
-        table.add_row("mean", "", f"{self.r2_keys:.3f}", f"{self.r2_values:.3f}")
-        return table
 
 
 Progress = Callable[[str, int], None]

@@ -10,7 +10,8 @@ import torch
 
 from kvtransfer.errors import IncompatibleModels, UnderdeterminedFit
 from kvtransfer.fitting.affine import LowRank
-from kvtransfer.fitting.fit import FitReport, FitSettings, capture_texts, fit, fit_captured
+from kvtransfer.fitting.fit import FitSettings, capture_texts, fit, fit_captured
+from kvtransfer.fitting.report import FitReport
 from kvtransfer.fitting.texts import builtin
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.run import prefill
