@@ -5,12 +5,31 @@ A spec can be compared, stored and tested without loading anything.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from kvtransfer.errors import ArtifactError
 
-Kind = Literal["full", "sliding", "chunked", "latent", "linear", "none"]
-"""How a layer remembers: all tokens, a window, a chunk, a compressed latent, a state, nothing."""
+Kind = Literal[
+    "full", "sliding", "chunked", "latent", "indexed", "linear", "hybrid", "shared", "none"
+]
+"""How a layer remembers: all tokens, a window, a chunk, a compressed latent, keys of a second kind
+beside its own, a state, a state beside keys and values, through another layer, not at all."""
+
+KEEPS: Mapping[Kind, str] = MappingProxyType(
+    {
+        "full": "keys and values of every token",
+        "sliding": "keys and values of the tokens in its window",
+        "chunked": "keys and values of the tokens in its chunk",
+        "latent": "one compressed latent per token, from which keys and values are made anew",
+        "indexed": "a second kind of keys beside its own",
+        "linear": "a state, and nothing per token",
+        "hybrid": "a state beside its keys and values",
+        "shared": "nothing of its own: it reads the keys and values of an earlier layer",
+        "none": "nothing",
+    }
+)
+"""What a layer of each kind keeps, in words."""
 
 Pairing = Literal["half", "interleaved", "unknown"]
 """Which dims rotate together: i with i + r/2, or 2i with 2i + 1."""
@@ -30,10 +49,18 @@ class RotationSpec:
     pairing: Pairing
     scaling: tuple[tuple[str, Any], ...] = ()
     """The remaining rope parameters of the config, sorted by name."""
+    fixed_up_to: int | None = None
+    """Length up to which one table serves; beyond it the table depends on the length (dynamic,
+    longrope). None where it never does."""
+
+    def __post_init__(self) -> None:
+        if self.rotary_dim < 2 or self.rotary_dim % 2:
+            raise ValueError(f"{self.rotary_dim} rotated dims do not make pairs")
 
     def __str__(self) -> str:
         extras = "".join(f" {name}={value}" for name, value in self.scaling if value is not None)
-        return f"{self.type} θ={self.theta:g}{extras} {self.pairing} {self.rotary_dim}d"
+        theta = "" if self.theta is None else f" θ={self.theta:g}"
+        return f"{self.type}{theta}{extras} {self.pairing} {self.rotary_dim}d"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +103,11 @@ class ModelSpec:
         for index, layer in enumerate(self.layers):
             if layer.has_kv and min(layer.kv_heads, layer.key_dim, layer.value_dim) < 1:
                 raise ValueError(f"{self.name}: layer {index} has an empty head: {layer}")
+            turned = layer.rotation.rotary_dim if layer.rotation and layer.has_kv else 0
+            if turned > layer.key_dim:
+                raise ValueError(
+                    f"{self.name}: layer {index} rotates {turned} of {layer.key_dim} key dims"
+                )
 
     @property
     def numbers_per_token(self) -> int:

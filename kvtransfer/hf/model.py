@@ -12,11 +12,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from kvtransfer.errors import DeviceError, ModelNotFound, UnsupportedModel
-from kvtransfer.geometry.spec import ModelSpec
+from kvtransfer.geometry.spec import KEEPS, ModelSpec
 from kvtransfer.hf.fingerprint import fingerprint
 from kvtransfer.hf.hub import unreachable
 from kvtransfer.hf.locate import locate
-from kvtransfer.hf.rotary import Rotary, rotary_of
+from kvtransfer.hf.probe import self_test
+from kvtransfer.hf.rotary import Rotary
 from kvtransfer.hf.spec import first_line, load_config, load_tokenizer, spec_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -132,8 +133,10 @@ def wrap(
         spec = spec_of(module.config, name=name, tokenizer=tokenizer)
         require_kv(spec)
     dtype = str(module.dtype).removeprefix("torch.")
-    spec = spec.seen_with(weights=fingerprint(module), dtype=dtype)
-    return LanguageModel(module, tokenizer, spec, rotary_of(module, spec))
+    spec, rotary = self_test(module, spec)
+    return LanguageModel(
+        module, tokenizer, spec.seen_with(weights=fingerprint(module), dtype=dtype), rotary
+    )
 
 
 def _require_whole(name: str, found: Mapping[str, Any]) -> None:
@@ -150,12 +153,12 @@ def _require_whole(name: str, found: Mapping[str, Any]) -> None:
 
 
 def require_kv(spec: ModelSpec) -> None:
-    """Raise UnsupportedModel unless every layer keeps keys and values per token."""
+    """Raise UnsupportedModel unless every layer keeps one key and one value per token and head."""
     for index, layer in enumerate(spec.layers):
         if not layer.has_kv:
             raise UnsupportedModel(
-                f"layer {index} of {spec.name} ({spec.architecture}) is {layer.kind}: it keeps no "
-                "keys and values per token",
+                f"layer {index} of {spec.name} ({spec.architecture}) is {layer.kind}: it keeps "
+                f"{KEEPS[layer.kind]}",
                 hint="`kvtransfer check` shows each layer's cache format",
             )
 

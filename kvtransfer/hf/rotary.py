@@ -12,6 +12,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from kvtransfer.errors import ArtifactError, UnsupportedModel
 from kvtransfer.geometry.rotation import Rotation
 from kvtransfer.geometry.spec import ModelSpec, RotationSpec
+from kvtransfer.hf.architectures import BACKWARDS
+from kvtransfer.hf.layers import rotary_words
+
+
+SINE_FIRST = frozenset({"CodeGenRotaryEmbedding", "GPTJRotaryEmbedding"})
+"""Rotary modules that answer (sin, cos)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,9 +28,19 @@ class Rotary:
     """The model's ``rotary_emb``; None for a model without RoPE."""
     layers: tuple[tuple[str, RotationSpec] | None, ...]
     """Per layer, the word by which the module knows it, and what its config says of it."""
+    backwards: bool = False
+    """Whether the model turns its keys the other way than its tables say."""
 
     def __call__(self, positions: Int[Tensor, "b t"]) -> tuple[Rotation | None, ...]:
-        """The rotation of each layer at ``positions``; None for a layer without RoPE."""
+        """The rotation of each layer at ``positions``; None for a layer without RoPE.
+
+        Where the table depends on the length (dynamic, longrope), it is the one for the largest of
+        ``positions``, whatever the module was asked for before.
+
+        Raises:
+            UnsupportedModel: it is not known which dims rotate together, or the module answers in
+                a way that nobody here has seen.
+        """
         made: dict[tuple[str, RotationSpec], Rotation] = {}
         for layer in self.layers:
             if layer is not None and layer not in made:
@@ -37,6 +53,18 @@ class Rotary:
                 f"no rotation convention is known for this model's layers ({spec})",
                 hint="kvtransfer must know which dims rotate together to undo a rotation",
             )
+        if spec.fixed_up_to is not None:
+            self._ask(torch.zeros_like(positions[:1, :1]), word)  # a dynamic table shrinks again
+        cos, sin = self._ask(positions, word)
+        if self.backwards:
+            sin = -sin
+        return Rotation(
+            _per_pair(cos, spec.rotary_dim), _per_pair(sin, spec.rotary_dim), spec.pairing
+        )
+
+    def _ask(self, positions: Tensor, word: str) -> tuple[Tensor, Tensor]:
+        """The module's cosines and sines."""
+        assert self.module is not None
         # The module casts its tables to the dtype of what it is given: ask for full precision.
         like = torch.zeros(1, dtype=torch.float32, device=positions.device)
         keywords = (
@@ -45,10 +73,19 @@ class Rotary:
             else {}
         )
         with torch.no_grad():
-            cos, sin = self.module(like, positions, **keywords)
-        return Rotation(
-            _per_pair(cos, spec.rotary_dim), _per_pair(sin, spec.rotary_dim), spec.pairing
-        )
+            answer = self.module(like, positions, **keywords)
+        if isinstance(answer, Tensor) and answer.is_complex():  # Llama 4
+            return answer.real, answer.imag
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise UnsupportedModel(
+                f"{type(self.module).__name__} answers with {type(answer).__name__}, not with "
+                "cosines and sines",
+                hint="this architecture lays its rotation out in a way that kvtransfer does not "
+                "know",
+            )
+        cos, sin = answer
+        # GPT-J and CodeGen give the sine first.
+        return (sin, cos) if type(self.module).__name__ in SINE_FIRST else (cos, sin)
 
 
 def _per_pair(table: Tensor, rotary_dim: int) -> Tensor:
@@ -96,13 +133,14 @@ def _rotary(module: nn.Module | None, config: Any, spec: ModelSpec) -> Rotary:
             f"{spec.name} ({spec.architecture}) has RoPE but no rotary module to ask for it",
             hint="architectures that rotate inside their attention are not supported",
         )
-    words = getattr(config, "layer_types", None) or ["full_attention"] * len(spec.layers)
+    words = rotary_words(config, len(spec.layers))
     return Rotary(
         module,
         tuple(
             None if layer.rotation is None else (word, layer.rotation)
             for word, layer in zip(words, spec.layers, strict=True)
         ),
+        backwards=spec.architecture in BACKWARDS,
     )
 
 

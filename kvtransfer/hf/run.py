@@ -1,20 +1,16 @@
-"""Run a model on a prefix: prefill one, score tokens after one, generate after one.
+"""Run a model on a prefix: prefill one, score tokens after one, generate after one."""
 
-The one place that knows what ``forward`` calls its cache.
-"""
-
-import inspect
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import DynamicCache
 
 from kvtransfer.errors import CacheLayoutError, IncompatibleModels
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.hf.cache import read, write
+from kvtransfer.hf.call import call
 from kvtransfer.hf.model import LanguageModel
 
 
@@ -29,10 +25,13 @@ def prefill(model: LanguageModel, ids: Int[Tensor, "b t"]) -> KVCache:
     _check_length(model, ids.shape[1])
     ids = ids.to(model.device)
     positions = torch.arange(ids.shape[1], device=model.device).expand(ids.shape[0], -1)
+    # Asked before the forward: a dynamic table remembers longer texts read earlier, and asking
+    # for this length sets it back.
+    rotations = model.rotary(positions)
     cache = DynamicCache()  # plain layers: they keep every token, also where the model has windows
     decoder = model.module.base_model  # the language-model head would be computed for nothing
-    _forward(decoder, ids, cache, positions, torch.ones_like(ids))
-    return read(cache, positions, rotations=model.rotary(positions), model=model.spec.weights)
+    call(decoder, ids, cache, positions, torch.ones_like(ids))
+    return read(cache, positions, rotations=rotations, model=model.spec.weights)
 
 
 def score(
@@ -114,12 +113,6 @@ def check_fits(model: LanguageModel, prefix: KVCache) -> None:
         )
 
 
-def cache_keyword(forward: Any) -> str:
-    """``cache``, or what older versions of transformers call it: ``past_key_values``."""
-    parameters = inspect.signature(forward).parameters
-    return "cache" if "cache" in parameters else "past_key_values"
-
-
 def _fresh(model: LanguageModel, prefix: KVCache | None) -> DynamicCache:
     if prefix is None:
         return DynamicCache()
@@ -153,7 +146,7 @@ def _read_on(
     # A mask of the whole length, always: without one, transformers takes positions that do not
     # start at 0 for packed sequences, and cuts the prefix off.
     mask = torch.ones(ids.shape[0], cache.get_seq_length() + ids.shape[1], dtype=torch.long)
-    output = _forward(
+    output = call(
         model.module,
         ids,
         cache,
@@ -172,33 +165,6 @@ def _check_length(model: LanguageModel, length: int) -> None:
             f"{length} tokens, and {model.spec.name} reads at most {model.max_positions}",
             hint="shorten the prefix, the chunk or the text after it",
         )
-
-
-def _forward(
-    module: nn.Module,
-    ids: Tensor,
-    cache: DynamicCache,
-    positions: Tensor,
-    mask: Tensor,
-    **more: Any,
-) -> Any:
-    accepted = inspect.signature(module.forward).parameters
-    arguments: dict[str, Any] = {
-        "input_ids": ids,
-        "attention_mask": mask,
-        "position_ids": positions,
-        "use_cache": True,
-        cache_keyword(module.forward): cache,
-        **more,
-    }
-    # GPT-2 and its like number their positions themselves, or keep all logits.
-    arguments = {
-        name: value
-        for name, value in arguments.items()
-        if name in accepted or name not in ("position_ids", "logits_to_keep")
-    }
-    with torch.no_grad():
-        return module(**arguments)
 
 
 def _end_tokens(model: LanguageModel) -> frozenset[int]:

@@ -49,7 +49,7 @@ TABLE: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({}, {"layers": (LAYER,) * 5}, "layers", "mapped"),
     ({}, every_layer(kv_heads=4), "kv_heads", "mapped"),
     ({}, {"layers": (LAYER, replace(LAYER, kv_heads=1), LAYER)}, "kv_heads", "mapped"),
-    ({}, every_layer(key_dim=8), "head_dim", "mapped"),
+    ({}, every_layer(key_dim=32), "head_dim", "mapped"),
     ({}, every_layer(value_dim=8), "head_dim", "mapped"),
     ({}, rotated(theta=500_000.0), "rope", "mapped"),
     ({}, rotated(type="yarn", scaling=(("factor", 4.0),)), "rope", "mapped"),

@@ -17,18 +17,19 @@ ROTATIONS = st.fixed_dictionaries(
     {
         "type": st.sampled_from(["default", "llama3", "yarn", "longrope"]),
         "theta": st.none() | st.floats(1, 1e7),
-        "rotary_dim": NUMBERS,
+        "rotary_dim": st.just(2),
         "pairing": st.sampled_from(["half", "interleaved", "unknown"]),
         "scaling": st.sampled_from(
             [(), (("factor", 4.0),), (("long_factor", (1.0, 2.5)), ("short_factor", None))]
         ),
+        "fixed_up_to": st.none() | NUMBERS,
     }
 )
 LAYERS = st.fixed_dictionaries(
     {
         "kind": st.sampled_from(["full", "sliding", "chunked", "latent"]),
         "kv_heads": NUMBERS,
-        "key_dim": NUMBERS,
+        "key_dim": st.integers(2, 512),
         "value_dim": NUMBERS,
         "window": st.none() | NUMBERS,
         "rotation": st.none() | ROTATIONS,
@@ -109,6 +110,19 @@ def test_a_model_needs_layers_and_a_layer_needs_heads() -> None:
         ModelSpec(name="m", architecture="a", layers=(), dtype="float32", positions="none")
     with pytest.raises(ValueError, match="layer 0 has an empty head"):
         spec(LayerSpec(kind="full", kv_heads=2, key_dim=0, value_dim=16))
+
+
+@pytest.mark.parametrize("dims", [0, 1, 7, -2])
+def test_rotated_dims_come_in_pairs(dims: int) -> None:
+    with pytest.raises(ValueError, match=f"{dims} rotated dims"):
+        RotationSpec(type="default", theta=10_000.0, rotary_dim=dims, pairing="half")
+
+
+def test_no_more_dims_are_rotated_than_a_key_has() -> None:
+    turn = RotationSpec(type="default", theta=10_000.0, rotary_dim=18, pairing="half")
+
+    with pytest.raises(ValueError, match="layer 0 rotates 18 of 16 key dims"):
+        spec(LayerSpec(kind="full", kv_heads=2, key_dim=16, value_dim=16, rotation=turn))
 
 
 def test_specs_need_no_torch() -> None:

@@ -9,7 +9,8 @@ from transformers import AutoConfig, DynamicCache
 from kvtransfer.errors import CacheLayoutError
 from kvtransfer.hf.cache import read, write
 from kvtransfer.hf.model import LanguageModel
-from kvtransfer.hf.run import cache_keyword, prefill
+from kvtransfer.hf.call import cache_keyword
+from kvtransfer.hf.run import prefill
 
 IDS = torch.arange(3, 15)[None]
 

@@ -3,16 +3,18 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase, T5Config
+from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING
 
 from kvtransfer.errors import ModelNotFound, UnsupportedModel
-from kvtransfer.geometry.spec import LayerSpec, ModelSpec
+from kvtransfer.geometry.spec import Kind, LayerSpec, ModelSpec
 from kvtransfer.hf.model import LanguageModel, load, wrap
 from kvtransfer.hf.run import prefill
-from kvtransfer.hf.spec import KINDS, read_spec, spec_of, tokenizer_digest
+from kvtransfer.hf.layers import KINDS
+from kvtransfer.hf.spec import read_spec, spec_of, tokenizer_digest
 
 
 def described(architecture: str, **config: Any) -> ModelSpec:
@@ -162,7 +164,7 @@ def test_a_multimodal_model_is_its_text_part() -> None:
 
 
 def test_an_architecture_that_nobody_looked_at_has_an_unknown_pairing() -> None:
-    layer = described("gemma3n_text").layers[0]
+    layer = described("afmoe").layers[0]
 
     assert layer.rotation is not None
     assert layer.rotation.pairing == "unknown"
@@ -242,11 +244,18 @@ def test_an_encoder_decoder_is_refused_by_name(tmp_path: Path) -> None:
     assert "decoder-only" in str(caught.value.hint)
 
 
-@pytest.mark.parametrize("architecture", ["bert", "vit"])
-def test_an_encoder_is_refused(tmp_path: Path, architecture: str) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "says"),
+    [
+        ("bert", r"\(bert\) is an encoder"),
+        ("roberta", r"\(roberta\) is an encoder"),
+        ("vit", "no causal language model of type vit"),
+    ],
+)
+def test_an_encoder_is_refused(tmp_path: Path, architecture: str, says: str) -> None:
     AutoConfig.for_model(architecture).save_pretrained(tmp_path)
 
-    with pytest.raises(UnsupportedModel, match="does not describe a decoder"):
+    with pytest.raises(UnsupportedModel, match=says):
         read_spec(str(tmp_path))
 
 
@@ -300,7 +309,10 @@ def test_a_layer_type_that_is_not_known_is_refused_by_its_name() -> None:
 
 
 def test_every_kind_that_transformers_has_a_word_for_is_one_of_ours() -> None:
-    assert set(KINDS.values()) == {"full", "sliding", "chunked", "linear", "none"}
+    words = set(DYNAMIC_LAYER_TYPE_MAPPING) - {"dummy"} | set(KINDS)
+
+    assert words == set(KINDS)
+    assert set(KINDS.values()) | {"latent", "shared"} == set(get_args(Kind))
 
 
 def test_reading_a_spec_twice_gives_the_same_and_needs_no_weights(folder: Path) -> None:

@@ -17,7 +17,8 @@ from kvtransfer.geometry.rotation import Rotation
 from kvtransfer.geometry.spec import Pairing
 from kvtransfer.hf.cache import read
 from kvtransfer.hf.model import LanguageModel
-from kvtransfer.hf.run import cache_keyword, prefill
+from kvtransfer.hf.call import cache_keyword
+from kvtransfer.hf.run import prefill
 
 from .compare import cache_error, is_still, relative_error, snapshot
 from .prose import prose

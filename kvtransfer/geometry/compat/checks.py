@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 
 from kvtransfer.geometry.compat.report import Finding, Verdict
-from kvtransfer.geometry.spec import LayerSpec, ModelSpec
+from kvtransfer.geometry.spec import KEEPS, LayerSpec, ModelSpec
 
 Check = Callable[[ModelSpec, ModelSpec], Iterator[Finding]]
 
@@ -66,7 +66,7 @@ def cache_format(source: ModelSpec, target: ModelSpec) -> Iterator[Finding]:
     seen = _formats(source), _formats(target)
     for spec in (source, target):
         if bad := sorted({layer.kind for layer in spec.layers if not layer.has_kv}):
-            why = f"{' and '.join(bad)} layers of {spec.name} keep no keys and values per token"
+            why = f"layers of {spec.name} keep " + "; others ".join(KEEPS[kind] for kind in bad)
             yield Finding("cache_format", *seen, Verdict.BLOCKED, why)
             return
     yield _compared(

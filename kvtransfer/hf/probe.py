@@ -1,0 +1,258 @@
+"""What a position does to a model's keys, measured: the self-test of every rotation.
+
+Tokens are read alone, each a sequence of one, once at position 0 and once at position p. With one
+key the softmax is 1, so attention returns the same at both, every layer sees the same hidden
+state, and K(p) = R(p) R(0)⁻¹ K(0) holds exactly, layer by layer, while V must not change. Nothing
+needs to be known of the model's code for that.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from kvtransfer.errors import UnsupportedModel
+from kvtransfer.geometry.rotation import Rotation
+from kvtransfer.geometry.spec import LayerSpec, ModelSpec, Pairing, RotationSpec
+from kvtransfer.hf.call import call, takes
+from kvtransfer.hf.rotary import Rotary, rotary_of
+
+TOKENS = 32
+"""How many tokens are read, evenly spaced in the vocabulary."""
+
+FARTHEST = 4096
+"""The position p is below this, however long the model's context is."""
+
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""Largest error, relative to the layer's largest number, that rounding explains."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What one layer's keys were seen to do between position 0 and position p."""
+
+    pairing: Pairing | None
+    """None: they stay as they are. ``unknown``: no rotation of pairs explains what they do."""
+    rotary_dim: int
+    error: float
+    """The largest difference that this leaves unexplained, over the largest key."""
+
+    def __str__(self) -> str:
+        if self.pairing is None:
+            return "no rotation"
+        if self.pairing == "unknown":
+            return "something that no rotation of pairs explains"
+        return f"{self.pairing} {self.rotary_dim}d"
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class LayerReading:
+    """One layer's keys and values of the same tokens, at position 0 and at p."""
+
+    keys: Float[Tensor, "n h 1 d"]
+    keys_there: Float[Tensor, "n h 1 d"]
+    values: Float[Tensor, "n h 1 e"]
+    values_there: Float[Tensor, "n h 1 e"]
+
+    def turn(self, believed: RotationSpec | None, tolerance: float) -> Turn:
+        """The simplest explanation of what the keys did; what the config says is tried first."""
+        start, end = (rows.flatten(0, 2).double() for rows in (self.keys, self.keys_there))
+        if (still := _error(start, end)) <= tolerance:
+            return Turn(pairing=None, rotary_dim=0, error=still)
+        best = still
+        for pairing, rotary_dim in _candidates(believed, start.shape[1]):
+            error = _unexplained(start, end, pairing, rotary_dim)
+            if error <= tolerance:
+                return Turn(pairing=pairing, rotary_dim=rotary_dim, error=error)
+            best = min(best, error)
+        return Turn(pairing="unknown", rotary_dim=0, error=best)
+
+
+def self_test(module: PreTrainedModel, spec: ModelSpec) -> tuple[ModelSpec, Rotary]:
+    """Measure the model; the spec with its gaps filled in, and rotations that have been confirmed.
+
+    Where the config leaves open which dims rotate together, or whether a layer rotates at all,
+    the measurement says it. Where the config is clear, the model must do as it says.
+
+    Raises:
+        UnsupportedModel: a layer's heads are not those of the config, or its keys or values do
+            something else than the config and the rotary module say; the layer and the size of
+            the disagreement are named.
+    """
+    here = _read(module, spec, 0)
+    if spec.positions not in ("rotary", "unknown", "none"):
+        return spec, rotary_of(module, spec)
+    if not takes(module.base_model, "position_ids"):
+        raise UnsupportedModel(
+            f"{spec.name} ({spec.architecture}) takes no position_ids, so what positions do to its "
+            "keys cannot be measured",
+            hint="an architecture without them can be read once its positions are known by name",
+        )
+    position = _far(module, spec)
+    readings = tuple(
+        LayerReading(keys=k, values=v, keys_there=k_there, values_there=v_there)
+        for (k, v), (k_there, v_there) in zip(here, _read(module, spec, position), strict=True)
+    )
+    tolerance = TOLERANCE.get(module.dtype, TOLERANCE[torch.bfloat16])
+    turns = tuple(
+        reading.turn(layer.rotation, tolerance)
+        for reading, layer in zip(readings, spec.layers, strict=True)
+    )
+    _require_still_values(spec, readings, position, tolerance)
+    spec = _filled_in(spec, turns)
+    rotary = rotary_of(module, spec)
+    _confirm(spec, rotary, readings, turns, position, tolerance)
+    return spec, rotary
+
+
+def _read(module: PreTrainedModel, spec: ModelSpec, position: int) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values per layer of single tokens at ``position``."""
+    size = module.get_input_embeddings().num_embeddings
+    ids = torch.linspace(0, size - 1, min(TOKENS, size)).long()[:, None].to(module.device)
+    cache = DynamicCache()
+    try:
+        call(module.base_model, ids, cache, torch.full_like(ids, position), torch.ones_like(ids))
+    except Exception as error:  # whatever the model's code raises
+        raise UnsupportedModel(
+            f"{spec.name} ({spec.architecture}) cannot read a token into a cache: "
+            f"{str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}",
+            hint="kvtransfer reads decoder-only models that take a DynamicCache",
+        ) from error
+    kept = [(layer.keys, layer.values) for layer in cache.layers]
+    if len(kept) != len(spec.layers):
+        raise UnsupportedModel(
+            f"{spec.name} ({spec.architecture}) keeps a cache of {len(kept)} layers; its config "
+            f"describes {len(spec.layers)}",
+            hint="kvtransfer reads models with one cache layer per decoder layer",
+        )
+    for index, (block, layer) in enumerate(zip(kept, spec.layers, strict=True)):
+        _require_shapes(spec, index, block, layer, len(ids))
+    return kept
+
+
+def _require_shapes(
+    spec: ModelSpec, index: int, block: tuple[Tensor, Tensor], layer: LayerSpec, tokens: int
+) -> None:
+    wanted = [(tokens, layer.kv_heads, 1, dim) for dim in (layer.key_dim, layer.value_dim)]
+    found = [tuple(each.shape) if isinstance(each, Tensor) else None for each in block]
+    if found != wanted:
+        raise UnsupportedModel(
+            f"layer {index} of {spec.name} ({spec.architecture}) keeps keys of shape {found[0]} "
+            f"and values of shape {found[1]}; its config describes {wanted[0]} and {wanted[1]}",
+            hint="kvtransfer does not know how this architecture lays out its cache",
+        )
+
+
+def _far(module: PreTrainedModel, spec: ModelSpec) -> int:
+    """The farthest position that the model takes and at which its tables are still those of 0."""
+    limit = getattr(module.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    limits = [limit] if isinstance(limit, int) else []
+    limits += [
+        layer.rotation.fixed_up_to
+        for layer in spec.layers
+        if layer.rotation is not None and layer.rotation.fixed_up_to is not None
+    ]
+    return max(0, min(FARTHEST, *limits, FARTHEST) - 1)
+
+
+def _require_still_values(
+    spec: ModelSpec, readings: tuple[LayerReading, ...], position: int, tolerance: float
+) -> None:
+    for index, reading in enumerate(readings):
+        if (error := _error(reading.values, reading.values_there)) > tolerance:
+            raise UnsupportedModel(
+                f"the values of layer {index} of {spec.name} ({spec.architecture}) change by "
+                f"{error:.2g} of the largest from position 0 to {position}",
+                hint="positions sit inside this model's hidden states, where no rotation takes "
+                "them out",
+            )
+
+
+def _filled_in(spec: ModelSpec, turns: tuple[Turn, ...]) -> ModelSpec:
+    """The spec with what its config left open taken from the measurement."""
+    layers = []
+    for index, (layer, turn) in enumerate(zip(spec.layers, turns, strict=True)):
+        believed = layer.rotation
+        if believed is not None and believed.pairing == "unknown":
+            if turn.pairing == "unknown":
+                raise UnsupportedModel(
+                    f"the keys of layer {index} of {spec.name} ({spec.architecture}) do {turn}: the "
+                    f"best leaves {turn.error:.2g} of the largest key",
+                    hint="a norm with weights after the rotation does this; such keys cannot be "
+                    "freed of their positions",
+                )
+            measured = (
+                None
+                if turn.pairing is None
+                else replace(believed, pairing=turn.pairing, rotary_dim=turn.rotary_dim)
+            )
+            layer = replace(layer, rotation=measured)
+        layers.append(layer)
+    rotates = any(layer.rotation is not None for layer in layers)
+    return replace(spec, layers=tuple(layers), positions="rotary" if rotates else "none")
+
+
+def _confirm(
+    spec: ModelSpec,
+    rotary: Rotary,
+    readings: tuple[LayerReading, ...],
+    turns: tuple[Turn, ...],
+    position: int,
+    tolerance: float,
+) -> None:
+    """Raise UnsupportedModel unless the rotations are what the model does, in every layer."""
+    device = readings[0].keys.device
+    starts, ends = (rotary(torch.tensor([[p]], device=device)) for p in (0, position))
+    for index, (reading, start, end) in enumerate(zip(readings, starts, ends, strict=True)):
+        expected = _carried(reading.keys, start, end)
+        if (error := _error(expected, reading.keys_there)) > tolerance:
+            believed = spec.layers[index].rotation
+            raise UnsupportedModel(
+                f"layer {index} of {spec.name} ({spec.architecture}) should turn its keys by "
+                f"{believed or 'no rotation'}; measured: {turns[index]}. They disagree by "
+                f"{error:.2g} of the largest key at position {position}",
+                hint="this model does not do what its config and rotary module say; kvtransfer "
+                "would misread it",
+            )
+
+
+def _carried(keys: Tensor, start: Rotation | None, end: Rotation | None) -> Tensor:
+    return keys if start is None or end is None else end.apply(start.undo(keys))
+
+
+def _candidates(believed: RotationSpec | None, width: int) -> Iterator[tuple[Pairing, int]]:
+    """Rotations to try: what the config says, then every other one, the narrower first."""
+    dims = [*range(2, width + 1, 2)]
+    pairings: list[Pairing] = ["half", "interleaved"]
+    if believed is not None:
+        dims.insert(0, believed.rotary_dim)
+        if believed.pairing == "interleaved":
+            pairings.reverse()
+    for rotary_dim in dims:
+        for pairing in pairings:
+            yield pairing, rotary_dim
+
+
+def _unexplained(start: Tensor, end: Tensor, pairing: Pairing, rotary_dim: int) -> float:
+    """What the best turn and stretch of each pair (least squares) leaves of ``end``."""
+    half = rotary_dim // 2
+    if pairing == "half":
+        left, right = slice(0, half), slice(half, rotary_dim)
+    else:
+        left, right = slice(0, rotary_dim, 2), slice(1, rotary_dim, 2)
+    x, y, u, v = start[:, left], start[:, right], end[:, left], end[:, right]
+    # A pair without energy (a dead dim of a norm before it) may turn as it likes.
+    energy = (x.square() + y.square()).sum(0).clamp_min(torch.finfo(x.dtype).tiny)
+    cos, sin = (x * u + y * v).sum(0) / energy, (x * v - y * u).sum(0) / energy
+    turned = torch.cat((x * cos - y * sin, y * cos + x * sin, start[:, rotary_dim:]), dim=1)
+    return _error(turned, torch.cat((u, v, end[:, rotary_dim:]), dim=1))
+
+
+def _error(actual: Tensor, expected: Tensor) -> float:
+    """Largest difference over the largest number; one that is not finite is infinitely wrong."""
+    scale = expected.abs().max().clamp_min(torch.finfo(torch.float32).tiny)
+    error = float((actual.float() - expected.float()).abs().max() / scale)
+    return error if error == error else float("inf")
