@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from kvtransfer.geometry.cache import KVCache
     from kvtransfer.geometry.spec import ModelSpec
     from kvtransfer.guides.guide import read_guides
+    from kvtransfer.hf.adopt import adopt
     from kvtransfer.hf.check import check
+    from kvtransfer.hf.graft import grafted
     from kvtransfer.hf.model import LanguageModel, load, wrap
+    from kvtransfer.hf.relocate import relocate
     from kvtransfer.hf.run import generate, prefill, score
 
 HOMES = {
@@ -26,15 +29,18 @@ HOMES = {
     "KVTransferError": "errors",
     "LanguageModel": "hf.model",
     "ModelSpec": "geometry.spec",
+    "adopt": "hf.adopt",
     "builtin": "fitting.texts",
     "check": "hf.check",
     "documents": "fitting.texts",
     "evaluate": "evaluation.evaluate",
     "fit": "fitting.fit",
     "generate": "hf.run",
+    "grafted": "hf.graft",
     "load": "hf.model",
     "prefill": "hf.run",
     "read_guides": "guides.guide",
+    "relocate": "hf.relocate",
     "score": "hf.run",
     "wrap": "hf.model",
 }
@@ -47,15 +53,18 @@ __all__ = [
     "KVTransferError",
     "LanguageModel",
     "ModelSpec",
+    "adopt",
     "builtin",
     "check",
     "documents",
     "evaluate",
     "fit",
     "generate",
+    "grafted",
     "load",
     "prefill",
     "read_guides",
+    "relocate",
     "score",
     "wrap",
 ]

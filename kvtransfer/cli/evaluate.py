@@ -28,6 +28,13 @@ def evaluate(
     continuation: Annotated[int, typer.Option(help="Tokens that are scored after it.")] = 256,
     items: Annotated[int, typer.Option(help="Text items at most.")] = 32,
     max_guides: Annotated[int | None, typer.Option(help="Guides at most.")] = None,
+    allow_fingerprint_mismatch: Annotated[
+        bool,
+        typer.Option(
+            "--allow-fingerprint-mismatch",
+            help="Use a mapping fitted on other weights of the same shapes; the report says so.",
+        ),
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write report.json and report.txt to.")
     ] = None,
@@ -83,6 +90,7 @@ def evaluate(
                 prefix=prefix,
                 continuation=continuation,
                 items=items,
+                allow_fingerprint_mismatch=allow_fingerprint_mismatch,
                 progress=lambda part: advance(part, 1),
             )
         if out is not None:

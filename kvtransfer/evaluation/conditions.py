@@ -15,8 +15,9 @@ from torch import Tensor
 from kvtransfer.errors import KVTransferError
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.geometry.cache import KVCache
+from kvtransfer.hf.fits import check_fits
 from kvtransfer.hf.model import LanguageModel
-from kvtransfer.hf.run import check_fits, prefill
+from kvtransfer.hf.run import prefill
 from kvtransfer.steering.interventions import ForgetRotation, Zero
 
 

@@ -35,6 +35,7 @@ def evaluate(
     prefix: int = 256,
     continuation: int = 256,
     items: int = 32,
+    allow_fingerprint_mismatch: bool = False,
     progress: Callable[[str], None] = lambda part: None,
 ) -> EvalReport:
     """Measure what ``mapping`` is worth.
@@ -51,6 +52,8 @@ def evaluate(
         prefix: Tokens of each text item that are hidden (the last of them is run live).
         continuation: Tokens of each text item that are scored.
         items: Text items at most.
+        allow_fingerprint_mismatch: Use mappings that were fitted on other weights of these shapes;
+            the report says so.
         progress: Told ``text`` or ``guides`` after each item of it.
 
     Raises:
@@ -64,6 +67,11 @@ def evaluate(
         raise ValueError(f"{prefix=}, {continuation=}, {items=}: at least 2, 1 and 1 are needed")
     if texts is None and guides is None:
         raise ValueError("there is nothing to evaluate: give texts, guides, or both")
+    if allow_fingerprint_mismatch:
+        mapping = mapping.insisting_on(source.spec, target.spec)
+        rivals = {
+            name: rival.insisting_on(source.spec, target.spec) for name, rival in rivals.items()
+        }
     pair = Pair(source, target, mapping, rivals)
     text = asked = None
     if texts is not None:
@@ -83,6 +91,10 @@ def evaluate(
         target=target.spec.name,
         text=text,
         guides=asked,
+        notes=(
+            *mapping.notes,
+            *(f"{name}: {note}" for name, rival in rivals.items() for note in rival.notes),
+        ),
         provenance=Provenance.here(seed=SEED),
     )
 

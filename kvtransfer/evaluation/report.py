@@ -45,6 +45,8 @@ class EvalReport:
     text: TextResult | None
     guides: GuideResult | None
     provenance: Provenance
+    notes: tuple[str, ...] = ()
+    """What a reader must know before any number: that a fingerprint was overruled, say."""
 
     def __bool__(self) -> bool:
         if self.text is not None:
@@ -56,7 +58,10 @@ class EvalReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON shape that scripts rely on."""
-        document: dict[str, Any] = {"provenance": self.provenance.to_dict()}
+        document: dict[str, Any] = {
+            "provenance": self.provenance.to_dict(),
+            "notes": list(self.notes),
+        }
         if self.text is not None:
             document["text"] = {
                 "n": self.text.n,
@@ -93,7 +98,7 @@ class EvalReport:
         return to_json(self.to_dict())
 
     def __rich__(self) -> Group:
-        parts: list[RenderableType] = []
+        parts: list[RenderableType] = [Text(f"Note: {note}.", style="red") for note in self.notes]
         if self.text is not None:
             parts.append(_text_table(self.text, self.source, self.target))
             if margins := self.text.margins():

@@ -1,7 +1,7 @@
 """A fitted mapping: one model's cache in, another model's cache out."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,11 +15,15 @@ from kvtransfer.errors import ArtifactError, CacheLayoutError, IncompatibleModel
 from kvtransfer.fitting import storage
 from kvtransfer.fitting.affine import Map
 from kvtransfer.geometry.cache import Block, KVCache
+from kvtransfer.geometry.compat import Verdict, compare
 from kvtransfer.geometry.rotation import Rotation
 from kvtransfer.geometry.spec import ModelSpec
 from kvtransfer.hf.rotary import config_from_dict, rotary_from_config
 
 KIND = "kv_mapping"
+
+SHAPES = ("layers", "kv_heads", "head_dim", "rope", "cache_format")
+"""Topics on which a model must agree with a mapping's end, whatever its weights."""
 
 Rotate = Callable[[Int[Tensor, "b t"]], tuple[Rotation | None, ...]]
 """Positions to one rotation per layer, as a model's own rotary module makes them."""
@@ -54,6 +58,8 @@ class KVMapping:
     settings: Mapping[str, Any]
     quality: Mapping[str, Any]
     provenance: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+    """What every report on this mapping has to say: that somebody insisted on using it."""
 
     def __repr__(self) -> str:
         return (
@@ -99,15 +105,13 @@ class KVMapping:
             positions=cache.positions,
             keys_are="content",
             model=self.target.weights,
+            note="; ".join(filter(None, (cache.note, *self.notes))) or None,
         )
         return mapped.rotated(self.rotate(cache.positions))
 
     def check_ends(self, source: ModelSpec, target: ModelSpec) -> None:
         """Raise IncompatibleModels unless this mapping goes from ``source`` to ``target``."""
-        for end, mine, given in (
-            ("source", self.source, source),
-            ("target", self.target, target),
-        ):
+        for end, mine, given in self._ends(source, target):
             if mine.weights == given.weights:
                 continue
             reverse = self.source.weights == target.weights and (
@@ -121,6 +125,36 @@ class KVMapping:
                 if reverse
                 else "fit a mapping for this pair: kvtransfer fit SOURCE TARGET --out DIR",
             )
+
+    def insisting_on(self, source: ModelSpec, target: ModelSpec) -> "KVMapping":
+        """This mapping between other weights of the same shape, with a note that says so.
+
+        For a fine-tuned or re-quantised sibling of a model that a mapping was fitted on. Nothing
+        promises that it works; measure it.
+
+        Raises:
+            IncompatibleModels: layers, heads, widths or RoPE are not those of the mapping's ends.
+        """
+        notes = list(self.notes)
+        for end, mine, given in self._ends(source, target):
+            for finding in compare(mine, given).findings:
+                if finding.topic in SHAPES and finding.verdict is not Verdict.SAME:
+                    raise IncompatibleModels(
+                        f"the {end} of this mapping has {finding.topic} {finding.source}, "
+                        f"{given.name} has {finding.target}",
+                        hint="only weights may differ; fit a mapping for this pair",
+                    )
+            if mine.weights != given.weights:
+                notes.append(
+                    f"the {end}'s weights are {given.weights}, and the mapping was fitted on "
+                    f"{mine.weights} ({mine.name}): used on request"
+                )
+        return replace(self, source=source, target=target, notes=tuple(notes))
+
+    def _ends(
+        self, source: ModelSpec, target: ModelSpec
+    ) -> tuple[tuple[str, ModelSpec, ModelSpec], ...]:
+        return (("source", self.source, source), ("target", self.target, target))
 
     def save_pretrained(
         self, folder: str | Path, *, dtype: Literal["float32", "bfloat16", "int8"] = "float32"
@@ -215,6 +249,7 @@ class KVMapping:
         return self.target.layers[layer].kv_heads
 
     def _check(self, cache: KVCache) -> None:
+        cache.require_unchanged()
         if cache.model is not None and cache.model != self.source.weights:
             raise IncompatibleModels(
                 f"this cache was made by a model with fingerprint {cache.model}; the mapping "
@@ -232,6 +267,12 @@ class KVMapping:
                 f"value dim) {sorted(set(found))}, "
                 f"{self.source.name} has {len(wanted)} of {sorted(set(wanted))}",
                 hint="a mapping reads the cache of its own source model only",
+            )
+        if cache.model is None:
+            raise IncompatibleModels(
+                f"this cache does not say which model made it; the mapping reads caches of "
+                f"{self.source.name} ({self.source.weights})",
+                hint="adopt(model, cache, ids) looks whether it is that model's",
             )
 
 

@@ -1,7 +1,7 @@
 """A KV cache as a plain immutable value, with no model attached."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -34,13 +34,24 @@ class KVCache:
     """Per layer, what turned the keys; None for a layer without RoPE, or (whole) if unknown."""
     model: str | None = None
     """Weight fingerprint of the model that can read this cache, where known."""
+    note: str | None = None
+    """What a reader of results should know of these numbers: that they were dequantised, say."""
+    _written: tuple[int, ...] = field(init=False, repr=False)
+    """How often each block had been written to when this value was made."""
 
     def __post_init__(self) -> None:
         if not self.keys or len(self.keys) != len(self.values):
-            raise CacheLayoutError(f"{len(self.keys)} key layers, {len(self.values)} value layers")
+            raise CacheLayoutError(
+                f"{len(self.keys)} key layers, {len(self.values)} value layers",
+                hint="a cache has at least one layer, and keys and values in each",
+            )
         if self.rotations is not None and len(self.rotations) != len(self.keys):
-            raise CacheLayoutError(f"{len(self.rotations)} rotations for {len(self.keys)} layers")
+            raise CacheLayoutError(
+                f"{len(self.rotations)} rotations for {len(self.keys)} layers",
+                hint="name one rotation a layer, None where a layer has no RoPE",
+            )
         blocks = (*self.keys, *self.values)
+        object.__setattr__(self, "_written", tuple(map(_times_written, blocks)))
         lengths = {block.shape[2] for block in blocks}
         if len(lengths) > 1:
             raise CacheLayoutError(
@@ -75,7 +86,8 @@ class KVCache:
         batch, heads, tokens, width = self.keys[0].shape
         return (
             f"KVCache({len(self)} layers × {heads} heads × {tokens} tokens × {width}, "
-            f"batch {batch}, {self.dtype}, {self.keys_are} keys)"
+            f"batch {batch}, {self.dtype}, {self.keys_are} keys"
+            f"{f', {self.note}' if self.note else ''})"
         )
 
     @property
@@ -98,12 +110,30 @@ class KVCache:
         """Bytes held by keys and values."""
         return sum(block.numel() * block.element_size() for block in (*self.keys, *self.values))
 
+    def require_unchanged(self) -> None:
+        """Raise CacheLayoutError if a block was written to in place since this value was made.
+
+        A cache is a value: what shares its memory, and writes there, makes it another text's.
+        """
+        for index, (now, then) in enumerate(
+            zip(map(_times_written, (*self.keys, *self.values)), self._written, strict=True)
+        ):
+            if now != then:
+                kind, layer = divmod(index, len(self.keys))
+                raise CacheLayoutError(
+                    f"the {('keys', 'values')[kind]} of layer {layer} were written to in place "
+                    f"{now - then} times since this cache was made",
+                    hint="clone the tensors before you change them, and make a cache of the clones",
+                )
+
     def content(self) -> "KVCache":
         """The same cache with the rotation taken out of its keys.
 
         Raises:
             RotationError: the keys are content already, or nobody recorded what turned them.
+            CacheLayoutError: a block was written to in place.
         """
+        self.require_unchanged()
         if self.keys_are == "content":
             raise RotationError(
                 "these keys carry no rotation: they are content keys already",
@@ -125,7 +155,9 @@ class KVCache:
 
         Raises:
             RotationError: the keys are turned already.
+            CacheLayoutError: a block was written to in place.
         """
+        self.require_unchanged()
         if self.keys_are == "cached":
             raise RotationError(
                 "these keys are rotated already; rotating them twice would misplace every token",
@@ -141,7 +173,8 @@ class KVCache:
         """The same cache, as it was after its first ``tokens`` tokens."""
         if not 0 <= tokens <= self.tokens:
             raise CacheLayoutError(
-                f"a prefix of {tokens} tokens of a cache that holds {self.tokens}"
+                f"a prefix of {tokens} tokens of a cache that holds {self.tokens}",
+                hint="a cache can only be cut shorter",
             )
         rotations = self.rotations
         if rotations is not None:
@@ -157,7 +190,10 @@ class KVCache:
     def expand(self, batch: int) -> "KVCache":
         """One sequence's cache, shared by ``batch`` sequences without copying."""
         if self.batch != 1:
-            raise CacheLayoutError(f"only a batch of 1 can be expanded, not one of {self.batch}")
+            raise CacheLayoutError(
+                f"only a batch of 1 can be expanded, not one of {self.batch}",
+                hint="expand one sequence's cache before you stack it",
+            )
         rotations = self.rotations
         if rotations is not None:
             rotations = _once_each(rotations, lambda rotation: rotation.expand(batch))
@@ -188,6 +224,11 @@ class KVCache:
             keys=tuple(fn(block) for block in self.keys),
             values=tuple(fn(block) for block in self.values),
         )
+
+
+def _times_written(block: Tensor) -> int:
+    """PyTorch's count of in-place writes to a tensor's memory; inference tensors keep none."""
+    return 0 if block.is_inference() else block._version
 
 
 def _once_each(

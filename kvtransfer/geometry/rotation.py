@@ -41,6 +41,15 @@ class Rotation:
         stretch = self.cos.square() + self.sin.square()
         return self._turn(keys, self.cos / stretch, -self.sin / stretch)
 
+    def agrees(self, other: "Rotation") -> bool:
+        """Whether both turn every token alike, up to float rounding."""
+        return (
+            self.pairing == other.pairing
+            and self.cos.shape == other.cos.shape
+            and torch.allclose(self.cos, other.cos, atol=1e-5)
+            and torch.allclose(self.sin, other.sin, atol=1e-5)
+        )
+
     def prefix(self, tokens: int) -> "Rotation":
         """The rotation of the first ``tokens`` tokens."""
         return replace(self, cos=self.cos[:, :tokens], sin=self.sin[:, :tokens])

@@ -93,7 +93,8 @@ class ModelSpec:
     dtype: str
     positions: PositionScheme
     tokenizer: str | None = None
-    """Digest of the tokenizer: two models with equal digests split text alike."""
+    """Digest of the tokenizer: two models with equal digests split text alike. Where it has two
+    parts, joined by a plus, the first is of ordinary text and the second of the added tokens."""
     weights: str | None = None
     """Fingerprint of the weights, where they were seen."""
 

@@ -1,37 +1,58 @@
-"""Cross the border between transformers' mutable caches and our values."""
+"""Cross the border between mutable caches, transformers' own and older ones, and our values."""
+
+from collections.abc import Mapping
+from copy import copy
+from typing import Any, NamedTuple
 
 from jaxtyping import Int
 from torch import Tensor
-from transformers import Cache, DynamicCache
+from transformers import Cache, DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import BaseQuantizedLayer, LinearAttentionCacheLayerMixin
 
 from kvtransfer.errors import CacheLayoutError
 from kvtransfer.geometry.cache import Block, KVCache
 from kvtransfer.geometry.rotation import Rotation
 
+FORMS = (
+    "a transformers Cache, a (keys, values) pair per layer, an object or a mapping with key_cache "
+    "and value_cache, or a mapping with past_key_values"
+)
+"""What :func:`read` takes."""
+
 
 def read(
-    cache: Cache,
+    cache: Any,
     positions: Int[Tensor, "b t"],
     *,
     rotations: tuple[Rotation | None, ...] | None = None,
     model: str | None = None,
 ) -> KVCache:
-    """Copy a model's cache out, so that decoding on does not change ours.
+    """Copy a cache out, so that decoding on does not change ours. Nothing is checked against a
+    model: :func:`kvtransfer.hf.adopt.adopt` does that.
+
+    Args:
+        cache: One of FORMS. Static layers are cut to what they hold, quantised ones dequantised
+            (the result's ``note`` says so), offloaded ones brought to where ``positions`` are.
+        positions: Of the cached tokens.
+        rotations: What turned the keys, per layer.
+        model: Fingerprint of the model that made it.
 
     Raises:
-        CacheLayoutError: a layer holds no keys and values, or forgot tokens.
+        CacheLayoutError: it is no cache, or a layer holds no keys and values, or forgot tokens.
     """
-    blocks = [_blocks(cache, layer) for layer in range(len(cache.layers))]
-    if not blocks:
+    pairs = _pairs(cache)
+    if not pairs:
         raise CacheLayoutError("this cache is empty", hint="run the model on a prefix first")
-    keys, values = zip(*blocks, strict=True)
+    blocks = [_blocks(index, pair, positions.shape[1]) for index, pair in enumerate(pairs)]
+    notes = {pair.note for pair in pairs if pair.note}
     return KVCache(
-        keys=keys,
-        values=values,
+        keys=tuple(keys.detach().to(positions.device, copy=True) for keys, _ in blocks),
+        values=tuple(values.detach().to(positions.device, copy=True) for _, values in blocks),
         positions=positions,
         keys_are="cached",
         rotations=rotations,
         model=model,
+        note=", ".join(sorted(notes)) or None,
     )
 
 
@@ -42,8 +63,9 @@ def write(kv: KVCache) -> DynamicCache:
     model's own mask decides which of them a windowed layer sees.
 
     Raises:
-        CacheLayoutError: the keys carry no positions yet.
+        CacheLayoutError: the keys carry no positions yet, or something wrote to them in place.
     """
+    kv.require_unchanged()
     if kv.keys_are != "cached":
         raise CacheLayoutError(
             "content keys carry no positions; a model cannot read them",
@@ -55,12 +77,143 @@ def write(kv: KVCache) -> DynamicCache:
     return cache
 
 
-def _blocks(cache: Cache, layer: int) -> tuple[Block, Block]:
-    held = cache.layers[layer]
-    keys, values = getattr(held, "keys", None), getattr(held, "values", None)
-    if keys is None or values is None:
+class _Pair(NamedTuple):
+    """What one layer of a cache offers as keys and values."""
+
+    keys: Any
+    values: Any
+    kind: str
+    note: str | None = None
+
+
+def _pairs(cache: Any) -> list[_Pair]:
+    """One pair a layer, whatever the cache's form.
+
+    Raises:
+        CacheLayoutError: nobody knows this form.
+    """
+    if cache is None:
         raise CacheLayoutError(
-            f"layer {layer} ({type(held).__name__}) holds no keys and values",
-            hint="linear-attention layers keep a state, not a cache; they cannot be mapped",
+            "there is no cache: None", hint="run the model with use_cache=True and keep its cache"
         )
-    return keys.detach().clone(), values.detach().clone()
+    if isinstance(cache, EncoderDecoderCache):
+        raise CacheLayoutError(
+            "an EncoderDecoderCache holds two caches, and neither is a prefix",
+            hint="kvtransfer reads the caches of decoder-only models",
+        )
+    if isinstance(cache, Cache):
+        return [_of_layer(index, layer) for index, layer in enumerate(cache.layers)]
+    # Before any attribute is asked for: a mapping's .keys and .values are something else.
+    if isinstance(cache, Mapping):
+        for name in ("past_key_values", "cache"):
+            if name in cache:
+                return _pairs(cache[name])
+        if "key_cache" in cache and "value_cache" in cache:
+            return _side_by_side(cache["key_cache"], cache["value_cache"])
+    elif hasattr(cache, "key_cache") and hasattr(cache, "value_cache"):
+        return _side_by_side(cache.key_cache, cache.value_cache)
+    elif isinstance(cache, (tuple, list)):
+        return [_of_tuple(index, layer) for index, layer in enumerate(cache)]
+    raise CacheLayoutError(f"a {type(cache).__name__} is no cache that we know", hint=FORMS)
+
+
+def _of_layer(index: int, layer: Any) -> _Pair:
+    """Keys and values of a layer of a transformers cache, through its own interface."""
+    kind = type(layer).__name__
+    if isinstance(layer, LinearAttentionCacheLayerMixin):
+        raise CacheLayoutError(
+            f"layer {index} ({kind}) holds no keys and values, or a state beside them",
+            hint="a state is of the whole text, not per token; it cannot be mapped",
+        )
+    if isinstance(layer, BaseQuantizedLayer):
+        if layer._quantized_keys is None:
+            return _Pair(None, None, kind)
+        # Updating with no tokens gives everything back dequantised; a copy, because it counts.
+        none = _no_tokens(layer)
+        return _Pair(*copy(layer).update(*none), kind, f"dequantised from a {kind}")
+    keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+    if not isinstance(keys, Tensor) or not isinstance(values, Tensor):
+        return _Pair(keys, values, kind)
+    said = int(layer.get_seq_length())
+    held = keys.shape[-2] if keys.ndim > 1 else 0
+    if hasattr(layer, "max_cache_len"):  # static: a buffer, filled up to its length so far
+        if said > layer.max_cache_len:
+            raise _forgot(index, kind, layer.max_cache_len, said)
+        return _Pair(keys[..., :said, :], values[..., :said, :], kind)
+    if said > held:
+        raise _forgot(index, kind, held, said)
+    if said < held:
+        raise CacheLayoutError(
+            f"layer {index} ({kind}) holds {held} tokens and says that it holds {said}",
+            hint="fill a layer through cache.update(keys, values, layer), which keeps count",
+        )
+    return _Pair(keys, values, kind)
+
+
+def _no_tokens(layer: Any) -> tuple[Tensor, Tensor]:
+    """Keys and values of nothing, shaped as a quantised layer's own."""
+    like = [layer._dequantize(held) for held in (layer._quantized_keys, layer._quantized_values)]
+    return like[0][..., :0, :], like[1][..., :0, :]
+
+
+def _forgot(index: int, kind: str, held: int, said: int) -> CacheLayoutError:
+    return CacheLayoutError(
+        f"layer {index} ({kind}) has forgotten: it holds {held} of {said} tokens",
+        hint="read the prefix into a plain DynamicCache(), which keeps every token; the model's "
+        "mask still sees to its windows",
+    )
+
+
+def _side_by_side(keys: Any, values: Any) -> list[_Pair]:
+    if not isinstance(keys, (tuple, list)) or not isinstance(values, (tuple, list)):
+        raise CacheLayoutError(
+            f"key_cache is a {type(keys).__name__} and value_cache a {type(values).__name__}",
+            hint="each is a list with one tensor a layer",
+        )
+    if len(keys) != len(values):
+        raise CacheLayoutError(
+            f"key_cache has {len(keys)} layers, value_cache {len(values)}",
+            hint="keys and values come in pairs, one a layer",
+        )
+    return [_Pair(k, v, "legacy") for k, v in zip(keys, values, strict=True)]
+
+
+def _of_tuple(index: int, layer: Any) -> _Pair:
+    parts = list(layer) if isinstance(layer, (tuple, list, Tensor)) else []
+    if len(parts) == 3:  # iterating a DynamicCache adds a window, or None
+        forgets = parts.pop() is not None
+        if forgets:
+            raise CacheLayoutError(
+                f"layer {index} comes with a sliding window, so it may have forgotten tokens",
+                hint="read the prefix into a plain DynamicCache(), which keeps every token",
+            )
+    if len(parts) != 2:
+        raise CacheLayoutError(
+            f"layer {index} is a {type(layer).__name__} of {len(parts)} parts",
+            hint="a decoder's layer is a pair of keys and values; four parts are an "
+            "encoder-decoder's",
+        )
+    return _Pair(parts[0], parts[1], "legacy")
+
+
+def _blocks(index: int, pair: _Pair, tokens: int) -> tuple[Block, Block]:
+    for name, block in (("keys", pair.keys), ("values", pair.values)):
+        if not isinstance(block, Tensor) or block.numel() == 0:
+            raise CacheLayoutError(
+                f"layer {index} ({pair.kind}) holds no {name}",
+                hint="layers that keep a state, or share another layer's keys, cannot be mapped; "
+                "an empty one was never run",
+            )
+        if block.ndim != 4 or not block.is_floating_point():
+            raise CacheLayoutError(
+                f"the {name} of layer {index} ({pair.kind}) are {block.dtype} of shape "
+                f"{tuple(block.shape)}",
+                hint="blocks are floating-point numbers of (batch, kv_heads, tokens, head_dim)",
+            )
+        if block.shape[2] != tokens and block.shape[1] == tokens:
+            raise CacheLayoutError(
+                f"the {name} of layer {index} ({pair.kind}) have shape {tuple(block.shape)}, for "
+                f"{tokens} tokens",
+                hint="this looks like (batch, tokens, kv_heads, head_dim); transpose(1, 2) it",
+            )
+    return pair.keys, pair.values

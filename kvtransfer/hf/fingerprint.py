@@ -1,17 +1,22 @@
 """Tell a model from its fine-tuned sibling by a small sample of every parameter."""
 
 import hashlib
+from collections.abc import Iterator
 from math import gcd
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 SAMPLE = 64
 """Numbers taken from each parameter, evenly spaced."""
 
 
 def fingerprint(model: nn.Module) -> str:
-    """A digest of a strided sample of every parameter, by name.
+    """A digest of a strided sample of everything that a model computes with, by name.
+
+    That is its parameters, its saved buffers (where quantised modules keep their numbers), and
+    the adapters that are active: one that is switched off, or merged, has no part in it.
 
     Samples are rounded to bfloat16, so that a model has one fingerprint whether it was loaded in
     bfloat16 or float32. Costs milliseconds; a change that leaves every sampled number alone is
@@ -19,13 +24,43 @@ def fingerprint(model: nn.Module) -> str:
     """
     digest = hashlib.sha256()
     with torch.no_grad():
-        for name, parameter in sorted(model.named_parameters()):
-            flat = parameter.detach().reshape(-1)
-            stride = _stride(flat.numel(), parameter.shape[-1] if parameter.ndim else 1)
+        for name, numbers in sorted(_counted(model), key=lambda pair: pair[0]):
+            flat = numbers.detach().reshape(-1)
+            stride = _stride(flat.numel(), numbers.shape[-1] if numbers.ndim else 1)
             sample = flat[::stride][:SAMPLE].to(torch.bfloat16)
-            digest.update(f"{name}{tuple(parameter.shape)}".encode())
+            digest.update(f"{name}{tuple(numbers.shape)}".encode())
             digest.update(sample.cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def _counted(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Names, free of what peft adds to them, and the numbers that take part."""
+    adapted: dict[str, Any] = {
+        f"{name}.": part
+        for name, part in model.named_modules()
+        if hasattr(part, "base_layer") and hasattr(part, "active_adapters")
+    }
+    for name, numbers in (*model.named_parameters(), *_saved_buffers(model)):
+        layer = next((prefix for prefix in adapted if name.startswith(prefix)), None)
+        if layer is None:
+            yield name, numbers
+            continue
+        inside = name.removeprefix(layer)
+        if inside.startswith("base_layer."):
+            yield layer + inside.removeprefix("base_layer."), numbers
+            continue
+        adapter = adapted[layer]
+        acting = set(adapter.active_adapters) & set(inside.split("."))
+        if acting and not adapter.disable_adapters and not adapter.merged:
+            strength = [getattr(adapter, "scaling", {}).get(each) for each in sorted(acting)]
+            yield f"{name} × {strength}", numbers
+
+
+def _saved_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for prefix, part in model.named_modules():
+        for name, buffer in part.named_buffers(recurse=False):
+            if name not in part._non_persistent_buffers_set:
+                yield f"{prefix}.{name}".lstrip("."), buffer
 
 
 def _stride(count: int, width: int) -> int:

@@ -12,6 +12,9 @@ KINDS: Mapping[str, Kind] = {
     "sliding_attention": "sliding",
     "chunked_attention": "chunked",
     "indexed_attention": "indexed",
+    "minimax_m3_sparse": "indexed",
+    "compressed_sparse_attention": "latent",
+    "heavily_compressed_attention": "latent",
     "linear_attention": "linear",
     "mamba": "linear",
     "mamba2": "linear",
@@ -124,7 +127,7 @@ def _kv_heads(config: Any, heads: int) -> int:
 
 
 def _declared(config: Any, name: str) -> Any:
-    """A config's value, where its class has such a field: a stray one means nothing to the model."""
+    """A config's value, where its class has such a field: a stray one says nothing."""
     return getattr(config, name, None) if hasattr(type(config), name) else None
 
 

@@ -121,13 +121,23 @@ def load(name: str, *, dtype: str | None = None, device: str = "cpu") -> Languag
 
 
 def wrap(
-    module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, spec: ModelSpec | None = None
+    module: Any, tokenizer: PreTrainedTokenizerBase, spec: ModelSpec | None = None
 ) -> LanguageModel:
-    """Wrap a model that is loaded already.
+    """Wrap a model that is loaded already, and measure its rotation.
+
+    A peft model is taken with the adapters that are active now; wrap it again when they change.
 
     Raises:
-        UnsupportedModel: its cache holds no keys and values per token.
+        UnsupportedModel: its cache holds no keys and values per token, or positions do something
+            else to them than its config says.
     """
+    if hasattr(module, "get_base_model"):  # a peft model around a transformers one
+        if module.active_peft_config.is_prompt_learning:
+            raise UnsupportedModel(
+                f"{module.active_peft_config.peft_type} puts tokens of its own before every text",
+                hint="kvtransfer reads adapters that change weights; wrap the base model",
+            )
+        module = module.get_base_model()
     if spec is None:
         name = module.config.name_or_path or type(module).__name__
         spec = spec_of(module.config, name=name, tokenizer=tokenizer)

@@ -8,6 +8,7 @@ needs to be known of the model's code for that.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -110,7 +111,8 @@ def self_test(module: PreTrainedModel, spec: ModelSpec) -> tuple[ModelSpec, Rota
 
 def _read(module: PreTrainedModel, spec: ModelSpec, position: int) -> list[tuple[Tensor, Tensor]]:
     """Keys and values per layer of single tokens at ``position``."""
-    size = module.get_input_embeddings().num_embeddings
+    embeddings: Any = module.get_input_embeddings()
+    size = int(embeddings.num_embeddings)
     ids = torch.linspace(0, size - 1, min(TOKENS, size)).long()[:, None].to(module.device)
     cache = DynamicCache()
     try:
@@ -121,7 +123,8 @@ def _read(module: PreTrainedModel, spec: ModelSpec, position: int) -> list[tuple
             f"{str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}",
             hint="kvtransfer reads decoder-only models that take a DynamicCache",
         ) from error
-    kept = [(layer.keys, layer.values) for layer in cache.layers]
+    layers: Any = cache.layers
+    kept = [(layer.keys, layer.values) for layer in layers]
     if len(kept) != len(spec.layers):
         raise UnsupportedModel(
             f"{spec.name} ({spec.architecture}) keeps a cache of {len(kept)} layers; its config "
@@ -134,7 +137,7 @@ def _read(module: PreTrainedModel, spec: ModelSpec, position: int) -> list[tuple
 
 
 def _require_shapes(
-    spec: ModelSpec, index: int, block: tuple[Tensor, Tensor], layer: LayerSpec, tokens: int
+    spec: ModelSpec, index: int, block: tuple[Any, Any], layer: LayerSpec, tokens: int
 ) -> None:
     wanted = [(tokens, layer.kv_heads, 1, dim) for dim in (layer.key_dim, layer.value_dim)]
     found = [tuple(each.shape) if isinstance(each, Tensor) else None for each in block]
@@ -179,8 +182,8 @@ def _filled_in(spec: ModelSpec, turns: tuple[Turn, ...]) -> ModelSpec:
         if believed is not None and believed.pairing == "unknown":
             if turn.pairing == "unknown":
                 raise UnsupportedModel(
-                    f"the keys of layer {index} of {spec.name} ({spec.architecture}) do {turn}: the "
-                    f"best leaves {turn.error:.2g} of the largest key",
+                    f"the keys of layer {index} of {spec.name} ({spec.architecture}) do {turn}: "
+                    f"the best leaves {turn.error:.2g} of the largest key",
                     hint="a norm with weights after the rotation does this; such keys cannot be "
                     "freed of their positions",
                 )

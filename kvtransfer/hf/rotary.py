@@ -15,7 +15,6 @@ from kvtransfer.geometry.spec import ModelSpec, RotationSpec
 from kvtransfer.hf.architectures import BACKWARDS
 from kvtransfer.hf.layers import rotary_words
 
-
 SINE_FIRST = frozenset({"CodeGenRotaryEmbedding", "GPTJRotaryEmbedding"})
 """Rotary modules that answer (sin, cos)."""
 

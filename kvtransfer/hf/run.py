@@ -1,16 +1,18 @@
 """Run a model on a prefix: prefill one, score tokens after one, generate after one."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import DynamicCache
 
-from kvtransfer.errors import CacheLayoutError, IncompatibleModels
+from kvtransfer.errors import CacheLayoutError
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.hf.cache import read, write
 from kvtransfer.hf.call import call
+from kvtransfer.hf.fits import check_fits, check_padding, check_room, check_tables, next_position
 from kvtransfer.hf.model import LanguageModel
 
 
@@ -18,11 +20,13 @@ def prefill(model: LanguageModel, ids: Int[Tensor, "b t"]) -> KVCache:
     """The cache that ``model`` makes of ``ids``, read at positions 0 to t − 1.
 
     Raises:
-        CacheLayoutError: there is nothing to read, or more than the model has positions for.
+        CacheLayoutError: there is nothing to read, or more than the model has positions for, or
+            the rows were padded to one length.
     """
     if ids.shape[1] == 0:
         raise CacheLayoutError("an empty prefix has no cache", hint="give at least one token")
-    _check_length(model, ids.shape[1])
+    check_room(model, ids.shape[1])
+    check_padding(model, ids)
     ids = ids.to(model.device)
     positions = torch.arange(ids.shape[1], device=model.device).expand(ids.shape[0], -1)
     # Asked before the forward: a dynamic table remembers longer texts read earlier, and asking
@@ -42,15 +46,17 @@ def score(
     The prefix stays as it is, and may be used again.
 
     Raises:
-        CacheLayoutError: there is nothing to read, or the prefix is shaped for another model.
-        IncompatibleModels: the prefix is known to belong to another model.
+        CacheLayoutError: there is nothing to read, the prefix is shaped for another model, or its
+            keys were turned by another table than the model has for the whole length.
+        IncompatibleModels: the prefix belongs to another model, or does not say to which.
     """
     if prefix is not None and prefix.batch != len(ids):
         raise CacheLayoutError(
             f"a prefix of batch {prefix.batch} under live tokens of batch {len(ids)}",
             hint="share one prefix among several prompts with cache.expand(n)",
         )
-    return _read_on(model, ids, _fresh(model, prefix), _next_position(prefix))
+    check_padding(model, ids)
+    return _Reader.over(model, prefix)(ids)
 
 
 def generate(
@@ -65,106 +71,61 @@ def generate(
     Raises:
         CacheLayoutError, IncompatibleModels: as :func:`score`.
     """
-    cache, position = _fresh(model, prefix), _next_position(prefix)
+    read_on = _Reader.over(model, prefix)
     stops = _end_tokens(model)
     step = ids[None]
     for _ in range(max_new_tokens):
-        token = int(_read_on(model, step, cache, position, last=True)[0, -1].argmax())
+        token = int(read_on(step, last=True)[0, -1].argmax())
         if token in stops:
             return
         yield token
-        position += step.shape[1]
         step = torch.tensor([[token]])
 
 
-def check_fits(model: LanguageModel, prefix: KVCache) -> None:
-    """Raise unless ``prefix`` can be read by ``model``.
+@dataclass(slots=True)
+class _Reader:
+    """Reads tokens one stretch after another, on top of a prefix."""
 
-    Raises:
-        CacheLayoutError: its layers, heads, widths or dtype are not the model's.
-        IncompatibleModels: it is known to belong to another model.
-    """
-    spec = model.spec
-    if prefix.model is not None and prefix.model != spec.weights:
-        raise IncompatibleModels(
-            f"this cache is for the model with fingerprint {prefix.model}, and {spec.name} has "
-            f"{spec.weights}",
-            hint="map it first: mapping(cache)",
-        )
-    if len(prefix) != len(spec.layers):
-        raise CacheLayoutError(
-            f"this cache has {len(prefix)} layers, {spec.name} has {len(spec.layers)}",
-            hint="a cache of another model needs a mapping",
-        )
-    for index, ((keys, values), layer) in enumerate(zip(prefix, spec.layers, strict=True)):
-        found = (keys.shape[1], keys.shape[3], values.shape[1], values.shape[3])
-        wanted = (layer.kv_heads, layer.key_dim, layer.kv_heads, layer.value_dim)
-        if found != wanted:
+    model: LanguageModel
+    prefix: KVCache | None
+    cache: DynamicCache
+    position: int
+    """Of the next token."""
+
+    @classmethod
+    def over(cls, model: LanguageModel, prefix: KVCache | None) -> "_Reader":
+        if prefix is not None:
+            check_fits(model, prefix)
+        cache = DynamicCache() if prefix is None else write(prefix)
+        return cls(model, prefix, cache, next_position(prefix))
+
+    def __call__(self, ids: Tensor, *, last: bool = False) -> Tensor:
+        """The logits after each of ``ids``, or after the last of them."""
+        model, length = self.model, ids.shape[1]
+        if length == 0:
             raise CacheLayoutError(
-                f"layer {index}: {found[0]} heads × {found[1]} key dims and {found[2]} × "
-                f"{found[3]} value dims in the cache, {wanted[0]} × {wanted[1]} and {wanted[2]} × "
-                f"{wanted[3]} in {spec.name}",
-                hint="blocks are (batch, kv_heads, tokens, head_dim)",
+                "there are no live tokens after the prefix, and a cache holds no logits",
+                hint="keep the last prompt token out of the prefix",
             )
-    if prefix.dtype != model.dtype:
-        raise CacheLayoutError(
-            f"this cache is {prefix.dtype}, {spec.name} runs in {model.dtype}",
-            hint="cast it: cache.to(dtype=…)",
+        end = self.position + length
+        check_room(model, end)
+        check_tables(model, self.prefix, self.position, end)
+        positions = torch.arange(self.position, end, device=model.device).expand(len(ids), -1)
+        # A mask of the whole length, always: without one, transformers takes positions that do not
+        # start at 0 for packed sequences, and cuts the prefix off.
+        mask = torch.ones(len(ids), self.cache.get_seq_length() + length, dtype=torch.long)
+        output = call(
+            model.module,
+            ids.to(model.device),
+            self.cache,
+            positions,
+            mask.to(model.device),
+            logits_to_keep=1 if last else 0,
         )
-
-
-def _fresh(model: LanguageModel, prefix: KVCache | None) -> DynamicCache:
-    if prefix is None:
-        return DynamicCache()
-    check_fits(model, prefix)
-    return write(prefix)
-
-
-def _next_position(prefix: KVCache | None) -> int:
-    if prefix is None or prefix.tokens == 0:
-        return 0
-    ends = prefix.positions.max(dim=1).values
-    if bool((ends != ends[0]).any()):
-        raise CacheLayoutError(
-            f"the rows of this prefix end at different positions: {ends.tolist()}",
-            hint="run prompts on prefixes of different lengths one at a time",
-        )
-    return int(ends[0]) + 1
-
-
-def _read_on(
-    model: LanguageModel, ids: Tensor, cache: DynamicCache, start: int, *, last: bool = False
-) -> Tensor:
-    if ids.shape[1] == 0:
-        raise CacheLayoutError(
-            "there are no live tokens after the prefix, and a cache holds no logits",
-            hint="keep the last prompt token out of the prefix",
-        )
-    _check_length(model, start + ids.shape[1])
-    ids = ids.to(model.device)
-    positions = torch.arange(start, start + ids.shape[1], device=model.device)
-    # A mask of the whole length, always: without one, transformers takes positions that do not
-    # start at 0 for packed sequences, and cuts the prefix off.
-    mask = torch.ones(ids.shape[0], cache.get_seq_length() + ids.shape[1], dtype=torch.long)
-    output = call(
-        model.module,
-        ids,
-        cache,
-        positions.expand(ids.shape[0], -1),
-        mask.to(model.device),
-        logits_to_keep=1 if last else 0,
-    )
-    logits = output.logits
-    assert isinstance(logits, Tensor)  # transformers leaves it untyped
-    return logits
-
-
-def _check_length(model: LanguageModel, length: int) -> None:
-    if model.max_positions is not None and length > model.max_positions:
-        raise CacheLayoutError(
-            f"{length} tokens, and {model.spec.name} reads at most {model.max_positions}",
-            hint="shorten the prefix, the chunk or the text after it",
-        )
+        self.position = end
+        logits = output.logits
+        assert isinstance(logits, Tensor)  # transformers leaves it untyped
+        return logits
 
 
 def _end_tokens(model: LanguageModel) -> frozenset[int]:

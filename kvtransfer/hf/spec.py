@@ -123,15 +123,21 @@ def spec_of(
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A digest of everything that decides which ids a text becomes (specials aside)."""
+    """Two digests joined by a plus: of what cuts ordinary text into ids, and of added tokens."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        described: Any = sorted(tokenizer.get_vocab().items())
+        ordinary: Any = sorted(tokenizer.get_vocab().items())
+        added: Any = sorted(map(str, tokenizer.added_tokens_decoder.items()))
     else:
         whole = json.loads(backend.to_str())
-        described = [whole[key] for key in ("normalizer", "pre_tokenizer", "model", "added_tokens")]
+        ordinary = [whole[key] for key in ("normalizer", "pre_tokenizer", "model")]
+        added = whole["added_tokens"]
+    return f"{_digest(ordinary)[:12]}+{_digest(added)[:8]}"
+
+
+def _digest(described: Any) -> str:
     text = json.dumps(described, sort_keys=True)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _try_tokenizer(location: Location) -> PreTrainedTokenizerBase | None:

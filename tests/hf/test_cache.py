@@ -8,8 +8,8 @@ from transformers import AutoConfig, DynamicCache
 
 from kvtransfer.errors import CacheLayoutError
 from kvtransfer.hf.cache import read, write
-from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.call import cache_keyword
+from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.run import prefill
 
 IDS = torch.arange(3, 15)[None]

@@ -8,8 +8,9 @@ import torch
 
 from kvtransfer.errors import CacheLayoutError, IncompatibleModels
 from kvtransfer.geometry.cache import KVCache
+from kvtransfer.hf.fits import check_fits
 from kvtransfer.hf.model import LanguageModel
-from kvtransfer.hf.run import check_fits, generate, prefill, score
+from kvtransfer.hf.run import generate, prefill, score
 
 IDS = torch.randint(3, 500, (1, 20), generator=torch.Generator().manual_seed(0))
 

@@ -12,8 +12,8 @@ from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.texts import builtin
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.hf.cache import read, write
-from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.call import cache_keyword
+from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.run import prefill, score
 
 from .compare import cache_error, is_still, relative_error, snapshot

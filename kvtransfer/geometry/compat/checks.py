@@ -86,6 +86,9 @@ def tokenizer(source: ModelSpec, target: ModelSpec) -> Iterator[Finding]:
         yield Finding("tokenizer", *seen, Verdict.UNKNOWN, "no tokenizer was found to compare")
     elif source.tokenizer == target.tokenizer:
         yield Finding("tokenizer", *seen, Verdict.SAME)
+    elif source.tokenizer.partition("+")[0] == target.tokenizer.partition("+")[0]:
+        why = "ordinary text becomes the same tokens; keep to text without the added ones"
+        yield Finding("tokenizer", *seen, Verdict.MAPPED, why)
     else:
         why = "the same text becomes other tokens, so positions do not line up"
         yield Finding("tokenizer", *seen, Verdict.BLOCKED, why)
@@ -120,7 +123,8 @@ def _compared(topic: str, source: str, target: str, why: str) -> Finding:
 
 
 def _digest(digest: str | None) -> str:
-    return digest[:8] if digest else "not read"
+    """The beginning of each part: enough to tell two apart on a line."""
+    return "+".join(part[:8] for part in digest.split("+")) if digest else "not read"
 
 
 def _width(layer: LayerSpec) -> str:

@@ -1,0 +1,153 @@
+"""May this prefix and these tokens go together under this model?"""
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from kvtransfer.errors import CacheLayoutError, IncompatibleModels
+from kvtransfer.geometry.cache import KVCache
+from kvtransfer.geometry.spec import ModelSpec
+from kvtransfer.hf.model import LanguageModel
+
+
+def check_fits(model: LanguageModel, prefix: KVCache) -> None:
+    """Raise unless ``prefix`` can be read by ``model``.
+
+    Raises:
+        CacheLayoutError: its layers, heads, widths or dtype are not the model's, or something
+            wrote to it in place.
+        IncompatibleModels: it belongs to another model, or does not say to which.
+    """
+    spec = model.spec
+    prefix.require_unchanged()
+    if prefix.model is not None and prefix.model != spec.weights:
+        raise IncompatibleModels(
+            f"this cache is for the model with fingerprint {prefix.model}, and {spec.name} has "
+            f"{spec.weights}",
+            hint="map it first: mapping(cache)",
+        )
+    check_shapes(spec, prefix)
+    if prefix.dtype != model.dtype:
+        raise CacheLayoutError(
+            f"this cache is {prefix.dtype}, {spec.name} runs in {model.dtype}",
+            hint="cast it: cache.to(dtype=…)",
+        )
+    if prefix.model is None:
+        raise IncompatibleModels(
+            f"this cache does not say which model can read it, and one of {spec.name}'s shape need "
+            "not be its own",
+            hint="adopt(model, cache, ids) looks whether it is this model's cache of those tokens",
+        )
+
+
+def check_shapes(spec: ModelSpec, prefix: KVCache) -> None:
+    """Raise CacheLayoutError unless layers, heads and widths are those of ``spec``."""
+    if len(prefix) != len(spec.layers):
+        raise CacheLayoutError(
+            f"this cache has {len(prefix)} layers, {spec.name} has {len(spec.layers)}",
+            hint="a cache of another model needs a mapping",
+        )
+    for index, ((keys, values), layer) in enumerate(zip(prefix, spec.layers, strict=True)):
+        found = (keys.shape[1], keys.shape[3], values.shape[1], values.shape[3])
+        wanted = (layer.kv_heads, layer.key_dim, layer.kv_heads, layer.value_dim)
+        if found != wanted:
+            raise CacheLayoutError(
+                f"layer {index}: {found[0]} heads × {found[1]} key dims and {found[2]} × "
+                f"{found[3]} value dims in the cache, {wanted[0]} × {wanted[1]} and {wanted[2]} × "
+                f"{wanted[3]} in {spec.name}",
+                hint="blocks are (batch, kv_heads, tokens, head_dim)",
+            )
+
+
+def check_room(model: LanguageModel, length: int) -> None:
+    """Raise CacheLayoutError if ``length`` tokens are more than the model has positions for."""
+    if model.max_positions is not None and length > model.max_positions:
+        raise CacheLayoutError(
+            f"{length} tokens, and {model.spec.name} reads at most {model.max_positions}",
+            hint="shorten the prefix, the chunk or the text after it",
+        )
+
+
+def check_tables(model: LanguageModel, prefix: KVCache | None, start: int, end: int) -> None:
+    """Raise CacheLayoutError if new keys would be turned by another table than the cached ones.
+
+    Dynamic and longrope choose their table by the length of the text. Cached keys keep the one of
+    their time, so beyond the switch-over a cache and the tokens after it no longer agree.
+
+    Args:
+        model: Reads on.
+        prefix: What the cache began with, if anything.
+        start: Position of the first new token; 0 where nothing is cached.
+        end: Position after the last one.
+    """
+    index, turn = next(
+        (
+            (i, layer.rotation)
+            for i, layer in enumerate(model.spec.layers)
+            if layer.rotation is not None and layer.rotation.fixed_up_to is not None
+        ),
+        (0, None),
+    )
+    if turn is None or turn.fixed_up_to is None or start == 0:
+        return
+    stays = end <= turn.fixed_up_to or (turn.type == "longrope" and start > turn.fixed_up_to)
+    if prefix is not None and prefix.rotations is not None and prefix.tokens:
+        # The tables themselves are the better witness: a long text's cache may have been cut.
+        last = torch.full_like(prefix.positions[:, :1], end - 1)
+        now = model.rotary(torch.cat((prefix.positions, last), dim=1))[index]
+        made = prefix.rotations[index]
+        stays = made is not None and now is not None and made.agrees(now.prefix(prefix.tokens))
+    if not stays:
+        raise CacheLayoutError(
+            f"the cached keys were turned by another table than {model.spec.name} has for a text "
+            f"of {end} tokens: its RoPE ({turn.type}) changes beyond {turn.fixed_up_to}",
+            hint=f"keep prefix and text within {turn.fixed_up_to} tokens, or read all in one go",
+        )
+
+
+def next_position(prefix: KVCache | None) -> int:
+    """The position of the first token after ``prefix``.
+
+    Raises:
+        CacheLayoutError: its rows end at different positions.
+    """
+    if prefix is None or prefix.tokens == 0:
+        return 0
+    ends = prefix.positions.max(dim=1).values
+    if bool((ends != ends[0]).any()):
+        raise CacheLayoutError(
+            f"the rows of this prefix end at different positions: {ends.tolist()}",
+            hint="run prompts on prefixes of different lengths one at a time",
+        )
+    return int(ends[0]) + 1
+
+
+def check_padding(
+    model: LanguageModel, ids: Int[Tensor, "b t"], mask: Int[Tensor, "b t"] | None = None
+) -> None:
+    """Raise CacheLayoutError for a batch whose rows were padded to one length.
+
+    Padding has keys and values like any token, and nothing in a cache tells them apart. Without
+    a mask, rows betray it that begin or end with different runs of the padding token.
+    """
+    if mask is not None:
+        lengths = mask.sum(dim=1).tolist()
+        if mask.shape != ids.shape or any(length != ids.shape[1] for length in lengths):
+            raise CacheLayoutError(
+                f"a mask that lets {lengths} tokens through, over rows of {ids.shape[1]} tokens",
+                hint="a padded batch has no common prefix; read its rows one at a time",
+            )
+    pad = model.tokenizer.pad_token_id
+    if pad is None or len(ids) < 2:
+        return
+    padded = ids == pad
+    left = padded.long().cumprod(dim=1).sum(dim=1)
+    right = padded.flip(1).long().cumprod(dim=1).sum(dim=1)
+    # Where the end of a sequence doubles as padding, one of them at the end is no padding yet.
+    allowed = 1 if pad == model.tokenizer.eos_token_id else 0
+    for side, runs, slack in (("begin", left, 0), ("end", right, allowed)):
+        if bool((runs != runs[0]).any()) and int(runs.max()) > slack:
+            raise CacheLayoutError(
+                f"the rows of this batch {side} with {runs.tolist()} padding tokens",
+                hint="rows of different lengths have no common prefix; read them one at a time",
+            )
