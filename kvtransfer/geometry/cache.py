@@ -176,6 +176,7 @@ class KVCache:
                 f"a prefix of {tokens} tokens of a cache that holds {self.tokens}",
                 hint="a cache can only be cut shorter",
             )
+        self.require_unchanged()
         rotations = self.rotations
         if rotations is not None:
             rotations = _once_each(rotations, lambda rotation: rotation.prefix(tokens))
@@ -194,6 +195,7 @@ class KVCache:
                 f"only a batch of 1 can be expanded, not one of {self.batch}",
                 hint="expand one sequence's cache before you stack it",
             )
+        self.require_unchanged()
         rotations = self.rotations
         if rotations is not None:
             rotations = _once_each(rotations, lambda rotation: rotation.expand(batch))
@@ -219,6 +221,7 @@ class KVCache:
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> "KVCache":
         """Apply ``fn``, which keeps batch and length, to every block, keys and values alike."""
+        self.require_unchanged()
         return replace(
             self,
             keys=tuple(fn(block) for block in self.keys),

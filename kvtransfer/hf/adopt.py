@@ -1,5 +1,6 @@
 """Take in a cache that something else made, once it is seen to be this model's."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -60,8 +61,9 @@ def adopt(
     check_room(model, start + ids.shape[1])
     ids = ids.to(model.device)
     positions = torch.arange(start, start + ids.shape[1], device=model.device).expand(len(ids), -1)
-    found = read(cache, positions, rotations=model.rotary(positions), model=model.spec.weights)
+    found = read(cache, positions, model=model.spec.weights)
     check_shapes(model.spec, found)
+    found = replace(found, rotations=model.rotary(positions))
     if found.note:
         found = found.to(dtype=model.dtype)
     if found.dtype != model.dtype:

@@ -73,6 +73,22 @@ def test_a_cache_may_be_mapped_to_a_model_of_another_shape(
     assert verdicts["tokenizer"] == "same"
 
 
+def test_loaded_weights_are_compared_too(run: Run, places: dict[str, Path]) -> None:
+    done = run("check", places["source"], places["other"], "--weights", "--json")
+    (weights,) = (t for t in document(done)["topics"] if t["topic"] == "weights")
+    unseen = run("check", places["source"], places["other"], "--json")
+    (unread,) = (t for t in document(unseen)["topics"] if t["topic"] == "weights")
+    stateful = run("check", places["source"], places["stateful"], "--weights")
+
+    assert (weights["verdict"], unread["verdict"]) == ("mapped", "unknown")
+    assert weights["source"] != weights["target"]
+    assert document(run("check", places["source"], places["source"], "--weights", "--json"))[
+        "verdict"
+    ] == "reuse"
+    assert stateful.code == 1
+    assert stateful.stderr.startswith("error:")
+
+
 @pytest.mark.parametrize("target", ["wordless", "stateful"])
 def test_a_cache_that_cannot_cross_is_exit_1_and_no_error(
     run: Run, places: dict[str, Path], target: str
@@ -200,3 +216,35 @@ def test_an_evaluation_without_json_ends_in_a_sentence(run: Run, places: dict[st
 
     assert done.stderr == ""
     assert "across (a share of NLL, n = 3)" in " ".join(done.stdout.split())
+
+
+def test_a_mapping_of_other_weights_needs_insisting_and_the_report_says_so(
+    run: Run, places: dict[str, Path], tmp_path: Path
+) -> None:
+    arguments = (
+        "eval", places["other"], places["target"], "--mapping", places["mapping"],
+        "--text", places["heldout"], "--guides", "none", *QUICK_EVAL,
+    )  # fmt: skip
+    flag = "--allow-fingerprint-mismatch"
+
+    refused = run(*arguments)
+    shown = run(*arguments, flag, "--out", tmp_path / "out")
+    (note,) = document(run(*arguments, flag, "--json"))["notes"]
+
+    assert refused.code == 1
+    assert "the source's weights" in refused.stderr
+    assert "used on request" in note
+    assert " ".join(shown.stdout.split()).startswith(f"Note: {note}.")
+    assert note in " ".join((tmp_path / "out" / "report.txt").read_text().split())
+
+
+def test_nothing_makes_a_mapping_of_another_shape_usable(
+    run: Run, places: dict[str, Path]
+) -> None:
+    done = run(
+        "eval", places["target"], places["target"], "--mapping", places["mapping"],
+        "--allow-fingerprint-mismatch", "--guides", "none",
+    )  # fmt: skip
+
+    assert (done.code, done.stdout) == (1, "")
+    assert "only weights may differ" in done.stderr

@@ -25,6 +25,12 @@ def target(tiny: Callable[..., LanguageModel]) -> LanguageModel:
 
 
 @pytest.fixture(scope="session")
+def tuned(tiny: Callable[..., LanguageModel]) -> LanguageModel:
+    """Other weights in the source's shape."""
+    return tiny("llama", seed=8, num_hidden_layers=3)
+
+
+@pytest.fixture(scope="session")
 def make_mapping(source: LanguageModel, target: LanguageModel) -> MakeMapping:
     """Random maps from ``source`` to ``target``, whole or of a rank."""
 

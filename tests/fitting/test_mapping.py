@@ -223,3 +223,49 @@ def test_ends_are_checked_with_a_hint_for_the_reverse_direction(
     assert "the target's weights" in foreign.value.message
     for fingerprint in (target.spec.weights, other.weights):
         assert str(fingerprint) in foreign.value.message
+
+
+def test_other_weights_of_the_same_shape_can_be_insisted_on_and_are_noted(
+    make_mapping: Callable[..., KVMapping],
+    source: LanguageModel,
+    target: LanguageModel,
+    tuned: LanguageModel,
+) -> None:
+    mapping = make_mapping()
+    with pytest.raises(IncompatibleModels):
+        mapping(prefill(tuned, IDS))
+
+    insisted = mapping.insisting_on(tuned.spec, target.spec)
+
+    insisted.check_ends(tuned.spec, target.spec)
+    mapped = insisted(prefill(tuned, IDS))
+    (note,) = insisted.notes
+    for fingerprint in (source.spec.weights, tuned.spec.weights):
+        assert str(fingerprint) in note
+    assert mapped.note == note
+    assert score(target, IDS[:, :3], mapped).shape[1] == 3
+    assert mapping.insisting_on(source.spec, target.spec).notes == ()
+
+
+def test_no_insisting_makes_another_shape_fit(
+    make_mapping: Callable[..., KVMapping], source: LanguageModel, target: LanguageModel
+) -> None:
+    with pytest.raises(IncompatibleModels, match="only weights may differ") as caught:
+        make_mapping().insisting_on(target.spec, target.spec)
+
+    assert "the source of this mapping has" in caught.value.message
+
+
+def test_a_cache_that_names_no_model_is_not_mapped(
+    make_mapping: Callable[..., KVMapping], source: LanguageModel
+) -> None:
+    with pytest.raises(IncompatibleModels, match="does not say which model made it"):
+        make_mapping()(replace(prefill(source, IDS), model=None))
+
+
+def test_what_was_said_of_a_cache_is_said_of_the_mapped_one(
+    make_mapping: Callable[..., KVMapping], source: LanguageModel
+) -> None:
+    noted = replace(prefill(source, IDS), note="dequantised from four bits")
+
+    assert make_mapping()(noted).note == "dequantised from four bits"

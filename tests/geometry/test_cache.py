@@ -197,3 +197,35 @@ def test_mapping_over_a_cache_reaches_keys_and_values_alike() -> None:
         (*doubled.keys, *doubled.values), (*cache().keys, *cache().values), strict=True
     ):
         assert torch.equal(ours, 2 * theirs)
+
+
+@pytest.mark.parametrize("kind", ["keys", "values"])
+def test_what_is_written_to_a_block_in_place_is_noticed(kind: str) -> None:
+    whole = cache(tokens=5)
+    cut, shared = whole.prefix(3), whole.expand(1)
+    whole.require_unchanged()
+
+    getattr(whole, kind)[1][0, 0, 0] += 1
+
+    for each in (whole, cut, shared):  # they share their memory
+        with pytest.raises(CacheLayoutError, match=f"the {kind} of layer 1 were written") as caught:
+            each.require_unchanged()
+        assert "clone" in str(caught.value.hint)
+    for use in (KVCache.content, lambda c: c.prefix(2), lambda c: c.expand(3), lambda c: c.to()):
+        with pytest.raises(CacheLayoutError, match="in place"):
+            use(whole)
+
+
+def test_a_cache_made_under_inference_mode_can_be_used() -> None:
+    with torch.inference_mode():
+        value = cache(tokens=2)
+
+    value.require_unchanged()
+    assert value.content().tokens == 2
+
+
+def test_a_note_stays_with_a_cache() -> None:
+    noted = cache(tokens=4, note="dequantised")
+
+    assert noted.prefix(2).note == noted.to(dtype=torch.float64).note == "dequantised"
+    assert "dequantised" in repr(noted)
