@@ -105,7 +105,7 @@ def raw(reading: Reading) -> Arm:
         keys=tuple(cache.keys[s] for s in nearest),
         values=tuple(cache.values[s] for s in nearest),
         rotations=None,
-        model=pair.target.spec.weights,
+        model=pair.target.spec.identity,
     )
     check_fits(pair.target, unmapped)
     return Arm(pair.target, unmapped)

@@ -17,7 +17,7 @@ from kvtransfer.fitting.affine import Map
 from kvtransfer.geometry.cache import Block, KVCache
 from kvtransfer.geometry.compat import Verdict, compare
 from kvtransfer.geometry.rotation import Rotation
-from kvtransfer.geometry.spec import ModelSpec
+from kvtransfer.geometry.spec import ModelSpec, same_model
 from kvtransfer.hf.rotary import config_from_dict, rotary_from_config
 
 KIND = "kv_mapping"
@@ -250,7 +250,7 @@ class KVMapping:
 
     def _check(self, cache: KVCache) -> None:
         cache.require_unchanged()
-        if cache.model is not None and cache.model != self.source.weights:
+        if cache.model is not None and not same_model(cache.model, str(self.source.weights)):
             raise IncompatibleModels(
                 f"this cache was made by a model with fingerprint {cache.model}; the mapping "
                 f"reads caches of {self.source.name} ({self.source.weights})",

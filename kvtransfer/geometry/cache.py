@@ -33,7 +33,7 @@ class KVCache:
     rotations: tuple[Rotation | None, ...] | None = None
     """Per layer, what turned the keys; None for a layer without RoPE, or (whole) if unknown."""
     model: str | None = None
-    """Weight fingerprint of the model that can read this cache, where known."""
+    """Identity of the model that can read this cache (:attr:`ModelSpec.identity`), where known."""
     note: str | None = None
     """What a reader of results should know of these numbers: that they were dequantised, say."""
     _written: tuple[int, ...] = field(init=False, repr=False)

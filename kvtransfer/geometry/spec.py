@@ -95,6 +95,8 @@ class ModelSpec:
     tokenizer: str | None = None
     """Digest of the tokenizer: two models with equal digests split text alike. Where it has two
     parts, joined by a plus, the first is of ordinary text and the second of the added tokens."""
+    settings: str | None = None
+    """Digest of everything else in the config that decides what the weights compute."""
     weights: str | None = None
     """Fingerprint of the weights, where they were seen."""
 
@@ -118,6 +120,13 @@ class ModelSpec:
             for layer in self.layers
             if layer.has_kv
         )
+
+    @property
+    def identity(self) -> str | None:
+        """Weights and, where known, settings: what a cache says of the model that can read it."""
+        if self.weights is None or self.settings is None:
+            return self.weights
+        return f"{self.weights}/{self.settings}"
 
     def seen_with(self, *, weights: str, dtype: str) -> "ModelSpec":
         """The same spec, once the model is loaded."""
@@ -148,6 +157,12 @@ class ModelSpec:
                 f"a saved model spec is malformed: {type(error).__name__}: {error}",
                 hint="the file was edited or written by another version; make it anew",
             ) from error
+
+
+def same_model(one: str, other: str) -> bool:
+    """Whether two identities can be one model's: settings count where both name them."""
+    (weights, _, settings), (others, _, other_settings) = one.partition("/"), other.partition("/")
+    return weights == others and (not settings or not other_settings or settings == other_settings)
 
 
 def _rotation(data: Mapping[str, Any] | None) -> RotationSpec | None:

@@ -61,7 +61,7 @@ def adopt(
     check_room(model, start + ids.shape[1])
     ids = ids.to(model.device)
     positions = torch.arange(start, start + ids.shape[1], device=model.device).expand(len(ids), -1)
-    found = read(cache, positions, model=model.spec.weights)
+    found = read(cache, positions, model=model.spec.identity)
     check_shapes(model.spec, found)
     found = replace(found, rotations=model.rotary(positions))
     if found.note:

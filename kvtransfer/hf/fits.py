@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kvtransfer.errors import CacheLayoutError, IncompatibleModels
 from kvtransfer.geometry.cache import KVCache
-from kvtransfer.geometry.spec import ModelSpec
+from kvtransfer.geometry.spec import ModelSpec, same_model
 from kvtransfer.hf.model import LanguageModel
 
 
@@ -20,11 +20,15 @@ def check_fits(model: LanguageModel, prefix: KVCache) -> None:
     """
     spec = model.spec
     prefix.require_unchanged()
-    if prefix.model is not None and prefix.model != spec.weights:
+    if prefix.model is not None and not same_model(prefix.model, str(spec.identity)):
+        alike = prefix.model.partition("/")[0] == spec.weights
         raise IncompatibleModels(
             f"this cache is for the model with fingerprint {prefix.model}, and {spec.name} has "
-            f"{spec.weights}",
-            hint="map it first: mapping(cache)",
+            f"{spec.identity}",
+            hint="the weights are the same and the config computes otherwise: read the text with "
+            "this model"
+            if alike
+            else "map it first: mapping(cache)",
         )
     check_shapes(spec, prefix)
     if prefix.dtype != model.dtype:
@@ -38,6 +42,31 @@ def check_fits(model: LanguageModel, prefix: KVCache) -> None:
             "not be its own",
             hint="adopt(model, cache, ids) looks whether it is this model's cache of those tokens",
         )
+    _check_rotations(model, prefix)
+
+
+def _check_rotations(model: LanguageModel, prefix: KVCache) -> None:
+    """The same weights under another RoPE (YaRN switched on, say) turn their keys otherwise."""
+    if prefix.rotations is None or prefix.tokens == 0:
+        return
+    tables = model.rotary(prefix.positions)
+    seen: set[tuple[int, int]] = set()  # layers share their tables: each pair is compared once
+    for index, (made, now) in enumerate(zip(prefix.rotations, tables, strict=True)):
+        if (pair := (id(made), id(now))) in seen:
+            continue
+        seen.add(pair)
+        turn = model.spec.layers[index].rotation
+        if turn is not None and turn.fixed_up_to is not None:
+            continue  # its table depends on the length: check_tables looks at that
+        if made is None and now is None:
+            continue
+        if made is None or now is None or not made.agrees(now):
+            raise CacheLayoutError(
+                f"the keys of layer {index} were turned otherwise than {model.spec.name} turns "
+                f"them ({turn or 'no rotation'})",
+                hint="the same weights under another RoPE are another model: read the text with "
+                "it, or take the rotation out and put the other in",
+            )
 
 
 def check_shapes(spec: ModelSpec, prefix: KVCache) -> None:

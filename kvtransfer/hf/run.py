@@ -35,7 +35,7 @@ def prefill(model: LanguageModel, ids: Int[Tensor, "b t"]) -> KVCache:
     cache = DynamicCache()  # plain layers: they keep every token, also where the model has windows
     decoder = model.module.base_model  # the language-model head would be computed for nothing
     call(decoder, ids, cache, positions, torch.ones_like(ids))
-    return read(cache, positions, rotations=rotations, model=model.spec.weights)
+    return read(cache, positions, rotations=rotations, model=model.spec.identity)
 
 
 def score(

@@ -15,6 +15,18 @@ from kvtransfer.hf.layers import layer_specs, positions_of
 from kvtransfer.hf.locate import Location, locate
 
 
+# fmt: off
+NO_SETTINGS = frozenset({
+    "_name_or_path", "architectures", "attention_dropout", "bos_token_id", "dtype", "embd_pdrop",
+    "eos_token_id", "hidden_dropout", "id2label", "initializer_range", "label2id",
+    "output_attentions", "output_hidden_states", "pad_token_id", "pretraining_tp", "problem_type",
+    "quantization_config", "resid_pdrop", "return_dict", "tie_word_embeddings", "torch_dtype",
+    "transformers_version", "use_cache",
+})
+# fmt: on
+"""What a config says that has no part in what a trained model computes, or is compared apart."""
+
+
 def read_spec(name: str) -> ModelSpec:
     """The spec of the model that ``name`` stands for, from its config and tokenizer alone.
 
@@ -90,29 +102,10 @@ def spec_of(
         UnsupportedModel: the config is an encoder's, an encoder-decoder's, or lacks what a
             decoder needs.
     """
-    if config.is_encoder_decoder:
-        raise UnsupportedModel(
-            f"{name} ({config.model_type}) is an encoder-decoder",
-            hint="kvtransfer reads decoder-only models: their cache is a prefix",
-        )
-    if is_encoder(config.model_type):
-        raise UnsupportedModel(
-            f"{name} ({config.model_type}) is an encoder: its tokens see those that come later",
-            hint="kvtransfer reads decoder-only models: their cache is a prefix",
-        )
     try:
-        text = config.get_text_config(decoder=True)
-        if not is_language_model(config.model_type) and not is_language_model(text.model_type):
-            raise ValueError(f"transformers has no causal language model of type {text.model_type}")
-        layers = layer_specs(text)
-        return ModelSpec(
-            name=name,
-            architecture=text.model_type,
-            layers=layers,
-            dtype=str(config.dtype or text.dtype or "float32").removeprefix("torch."),
-            positions=positions_of(text, layers),
-            tokenizer=None if tokenizer is None else tokenizer_digest(tokenizer),
-        )
+        return _decoder_spec(config, name, tokenizer)
+    except UnsupportedModel:
+        raise
     # Configs are other people's objects, and broken ones raise whatever they please.
     except Exception as error:
         raise UnsupportedModel(
@@ -120,6 +113,40 @@ def spec_of(
             f"{first_line(error)}",
             hint="kvtransfer reads decoder-only language models",
         ) from error
+
+
+def _decoder_spec(
+    config: PreTrainedConfig, name: str, tokenizer: PreTrainedTokenizerBase | None
+) -> ModelSpec:
+    if config.is_encoder_decoder:
+        raise UnsupportedModel(
+            f"{name} ({config.model_type}) is an encoder-decoder",
+            hint="kvtransfer reads decoder-only models: their cache is a prefix",
+        )
+    if is_encoder(config.model_type) or _sees_ahead(config):
+        raise UnsupportedModel(
+            f"{name} ({config.model_type}) is an encoder: its tokens see those that come later",
+            hint="kvtransfer reads decoder-only models: their cache is a prefix",
+        )
+    text = config.get_text_config(decoder=True)
+    if not is_language_model(config.model_type) and not is_language_model(text.model_type):
+        raise ValueError(f"transformers has no causal language model of type {text.model_type}")
+    layers = layer_specs(text)
+    return ModelSpec(
+        name=name,
+        architecture=text.model_type,
+        layers=layers,
+        dtype=str(config.dtype or text.dtype or "float32").removeprefix("torch."),
+        positions=positions_of(text, layers),
+        tokenizer=None if tokenizer is None else tokenizer_digest(tokenizer),
+        settings=_settings_digest(text),
+    )
+
+
+def _sees_ahead(config: PreTrainedConfig) -> bool:
+    """Gemma's embedding models are decoders whose attention was opened to both sides."""
+    opened = getattr(config.get_text_config(decoder=True), "use_bidirectional_attention", None)
+    return opened is True or opened == "all"
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -133,6 +160,20 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
         ordinary = [whole[key] for key in ("normalizer", "pre_tokenizer", "model")]
         added = whole["added_tokens"]
     return f"{_digest(ordinary)[:12]}+{_digest(added)[:8]}"
+
+
+def _settings_digest(config: PreTrainedConfig) -> str:
+    described = {k: _plain(v) for k, v in config.to_dict().items() if k not in NO_SETTINGS}
+    return _digest(described)[:12]
+
+
+def _plain(value: Any) -> Any:
+    """Something that JSON writes alike wherever a config came from: a GGUF file rounds floats."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else str(value)
 
 
 def _digest(described: Any) -> str:

@@ -20,6 +20,7 @@ SPEC = ModelSpec(
     dtype="float32",
     positions="rotary",
     tokenizer="t" * 16,
+    settings="s" * 12,
     weights="w" * 16,
 )
 TOPICS = (
@@ -30,6 +31,7 @@ TOPICS = (
     "cache_format",
     "dtype",
     "tokenizer",
+    "settings",
     "weights",
 )
 
@@ -86,6 +88,9 @@ TABLE: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({}, {"tokenizer": "u" * 16}, "tokenizer", "blocked"),
     ({}, {"tokenizer": None}, "tokenizer", "unknown"),
     ({"tokenizer": None}, {"tokenizer": None}, "tokenizer", "unknown"),
+    ({"tokenizer": "a+b"}, {"tokenizer": "a+c"}, "tokenizer", "mapped"),
+    ({"tokenizer": "a+b"}, {"tokenizer": "d+b"}, "tokenizer", "blocked"),
+    ({}, {"settings": "z" * 12}, "settings", "mapped"),
     ({}, {"weights": "x" * 16}, "weights", "mapped"),
     ({}, {"weights": None}, "weights", "unknown"),
     ({"weights": None}, {"weights": None}, "weights", "unknown"),

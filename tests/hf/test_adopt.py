@@ -73,7 +73,7 @@ def test_every_form_of_the_same_cache_is_read_alike(model: LanguageModel, form: 
     found = adopt(model, FORMS[form](model), IDS)
 
     assert same(found, own)
-    assert found.model == model.spec.weights
+    assert found.model == model.spec.identity
     assert found.note is None
     live = IDS[:, :4]
     torch.testing.assert_close(score(model, live, found), score(model, live, own))

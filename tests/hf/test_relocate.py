@@ -23,7 +23,7 @@ def test_moving_there_and_back_changes_nothing(model: LanguageModel) -> None:
     back = relocate(model, moved, 0)
 
     assert torch.equal(moved.positions, cache.positions + 200)
-    assert moved.model == model.spec.weights
+    assert moved.model == model.spec.identity
     assert not torch.allclose(moved.keys[0], cache.keys[0], atol=0.1)
     for near, exact in zip(back.keys, cache.keys, strict=True):
         torch.testing.assert_close(near, exact, atol=1e-5, rtol=1e-5)

@@ -1,7 +1,9 @@
 """A model reads on from a prefix as it reads the whole, and refuses one that is not its own."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -166,3 +168,59 @@ def test_generating_stops_at_the_end_of_the_sequence(
 
 def test_generating_nothing_gives_nothing(model: LanguageModel) -> None:
     assert list(generate(model, IDS[0], max_new_tokens=0)) == []
+
+
+@pytest.mark.parametrize(
+    ("architecture", "here", "there"),
+    [
+        ("mistral", {"sliding_window": 8}, {"sliding_window": 512}),
+        ("qwen3", {"rms_norm_eps": 1e-6}, {"rms_norm_eps": 0.1}),
+        ("llama", {"hidden_act": "silu"}, {"hidden_act": "gelu"}),
+    ],
+)
+def test_the_same_weights_under_another_config_are_another_model(
+    tiny: Callable[..., LanguageModel],
+    architecture: str,
+    here: dict[str, Any],
+    there: dict[str, Any],
+) -> None:
+    one, other = (tiny(architecture, num_hidden_layers=2, **config) for config in (here, there))
+    assert one.spec.weights == other.spec.weights
+
+    with pytest.raises(IncompatibleModels, match="fingerprint") as caught:
+        score(other, IDS[:, :3], prefill(one, IDS))
+
+    assert "config computes otherwise" in str(caught.value.hint)
+
+
+def test_the_same_weights_under_another_rope_are_another_model(
+    tiny: Callable[..., LanguageModel],
+) -> None:
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+    one = tiny("llama", num_hidden_layers=2)
+    other = tiny("llama", num_hidden_layers=2, rope_parameters=yarn)
+    cache = prefill(one, IDS)
+
+    with pytest.raises(IncompatibleModels):
+        score(other, IDS[:, :3], cache)
+    with pytest.raises(CacheLayoutError, match="keys of layer 0 were turned otherwise"):
+        score(other, IDS[:, :3], replace(cache, model=other.spec.weights))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_padded_batch_is_refused_with_the_padding_of_each_row(
+    model: LanguageModel, tiny: Callable[..., LanguageModel], side: str
+) -> None:
+    padded = tiny("llama", num_hidden_layers=2)
+    padded = replace(padded, tokenizer=deepcopy(padded.tokenizer))
+    padded.tokenizer.pad_token = padded.tokenizer.eos_token  # as most small models have it
+    padded.tokenizer.padding_side = side
+    rows = [[5, 6, 7, 8], [9, 10]]
+    batch = padded.tokenizer.pad({"input_ids": rows}, return_tensors="pt")["input_ids"]
+
+    for run in (lambda: prefill(padded, batch), lambda: score(padded, batch)):
+        with pytest.raises(CacheLayoutError, match=r"with \[0, 2\] padding tokens"):
+            run()
+    ended = torch.tensor([[5, 6, 7, 0], [9, 10, 11, 12]])  # a text that ends is not padded
+    assert prefill(padded, ended).batch == 2
+    assert prefill(model, batch).batch == 2  # its tokenizer pads with nothing

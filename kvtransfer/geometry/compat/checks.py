@@ -94,6 +94,13 @@ def tokenizer(source: ModelSpec, target: ModelSpec) -> Iterator[Finding]:
         yield Finding("tokenizer", *seen, Verdict.BLOCKED, why)
 
 
+def settings(source: ModelSpec, target: ModelSpec) -> Iterator[Finding]:
+    """Norms, activations, multipliers: the same weights under others make another cache."""
+    if source.settings is not None and target.settings is not None:
+        seen = _digest(source.settings), _digest(target.settings)
+        yield _compared("settings", *seen, "the configs compute differently")
+
+
 def weights(source: ModelSpec, target: ModelSpec) -> Iterator[Finding]:
     """Only the same weights make the same cache, whatever the configs say."""
     seen = _digest(source.weights), _digest(target.weights)
@@ -112,6 +119,7 @@ CHECKS: tuple[Check, ...] = (
     cache_format,
     dtype,
     tokenizer,
+    settings,
     weights,
 )
 
