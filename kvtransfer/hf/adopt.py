@@ -6,14 +6,13 @@ from typing import Any
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from transformers import DynamicCache
 
 from kvtransfer.errors import CacheLayoutError
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.hf.cache import read
-from kvtransfer.hf.call import call
 from kvtransfer.hf.fits import check_padding, check_room, check_shapes
 from kvtransfer.hf.model import LanguageModel
+from kvtransfer.hf.run import read_at
 
 HEAD = 8
 """The first tokens, whose keys and values are compared in every layer."""
@@ -80,7 +79,7 @@ def _compare(model: LanguageModel, found: KVCache, ids: Tensor) -> None:
     tolerance = DEQUANTISED if found.note else TOLERANCE.get(model.dtype, TOLERANCE[torch.bfloat16])
     content = found.content()
     head = min(HEAD, found.tokens)
-    again = _reread(model, ids[:, :head], found.positions[:, :head])
+    again = read_at(model, ids[:, :head], found.positions[:, :head]).content()
     # Where the table depends on the length, a short text is turned, and so attended to, by another.
     deep = 1 if _crosses(model, found) else len(found)
     for layer in range(deep):
@@ -90,7 +89,9 @@ def _compare(model: LanguageModel, found: KVCache, ids: Tensor) -> None:
         ):
             _require_close(kind, layer, f"the first {head} tokens", mine, given, tolerance, model)
     spread = torch.linspace(0, found.tokens - 1, min(SPREAD, found.tokens)).long().to(ids.device)
-    alone = _reread(model, ids[:, spread].reshape(-1, 1), found.positions[:, spread].reshape(-1, 1))
+    alone = read_at(
+        model, ids[:, spread].reshape(-1, 1), found.positions[:, spread].reshape(-1, 1)
+    ).content()
     for kind, singles, blocks in (
         ("keys", alone.keys[0], content.keys[0]),
         ("values", alone.values[0], content.values[0]),
@@ -98,14 +99,6 @@ def _compare(model: LanguageModel, found: KVCache, ids: Tensor) -> None:
         given = blocks[:, :, spread].transpose(1, 2).reshape(singles.shape)
         where = f"{len(spread)} tokens up to number {int(spread[-1])}"
         _require_close(kind, 0, where, singles, given, tolerance, model)
-
-
-def _reread(model: LanguageModel, ids: Tensor, positions: Tensor) -> KVCache:
-    """Content keys and values as the model makes them now."""
-    rotations = model.rotary(positions)
-    cache = DynamicCache()
-    call(model.module.base_model, ids, cache, positions, torch.ones_like(ids))
-    return read(cache, positions, rotations=rotations).content()
 
 
 def _crosses(model: LanguageModel, found: KVCache) -> bool:

@@ -39,4 +39,4 @@ def takes(module: nn.Module, argument: str) -> bool:
 def cache_keyword(forward: Any) -> str:
     """``cache``, or what older versions of transformers call it: ``past_key_values``."""
     parameters = inspect.signature(forward).parameters
-    return "cache" if "cache" in parameters else "past_key_values"
+    return "past_key_values" if "past_key_values" in parameters else "cache"

@@ -28,6 +28,10 @@ KINDS: Mapping[str, Kind] = {
 """What transformers' ``layer_types`` keep. A word that is not here is refused by name."""
 
 
+MOST_LAYERS = 10_000
+"""A config that says more is broken."""
+
+
 def layer_specs(config: Any) -> tuple[LayerSpec, ...]:
     """What each layer with a cache of its own keeps.
 
@@ -38,6 +42,8 @@ def layer_specs(config: Any) -> tuple[LayerSpec, ...]:
         AttributeError, KeyError, TypeError, ValueError: the config is no decoder's.
     """
     count = _whole(config.num_hidden_layers, "num_hidden_layers")
+    if count > MOST_LAYERS:
+        raise ValueError(f"num_hidden_layers is {count}, and no model has {MOST_LAYERS}")
     words = _words(config, count)
     each = getattr(config, "per_layer_config", None) or [config] * count
     layers = [_layer(*pair, i) for i, pair in enumerate(zip(each, words, strict=True))]

@@ -27,7 +27,12 @@ TOKENS = 32
 FARTHEST = 4096
 """The position p is below this, however long the model's context is."""
 
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+TOLERANCE = {
+    torch.float64: 1e-4,  # the tables are float32
+    torch.float32: 1e-4,
+    torch.float16: 1e-2,
+    torch.bfloat16: 5e-2,
+}
 """Largest error, relative to the layer's largest number, that rounding explains."""
 
 
@@ -83,15 +88,16 @@ def self_test(module: PreTrainedModel, spec: ModelSpec) -> tuple[ModelSpec, Rota
             something else than the config and the rotary module say; the layer and the size of
             the disagreement are named.
     """
-    here = _read(module, spec, 0)
-    if spec.positions not in ("rotary", "unknown", "none"):
-        return spec, rotary_of(module, spec)
-    if not takes(module.base_model, "position_ids"):
+    measurable = spec.positions in ("rotary", "unknown", "none")
+    if measurable and not takes(module.base_model, "position_ids"):
         raise UnsupportedModel(
             f"{spec.name} ({spec.architecture}) takes no position_ids, so what positions do to its "
             "keys cannot be measured",
             hint="an architecture without them can be read once its positions are known by name",
         )
+    here = _read(module, spec, 0)
+    if not measurable:
+        return spec, rotary_of(module, spec)
     position = _far(module, spec)
     readings = tuple(
         LayerReading(keys=k, values=v, keys_there=k_there, values_there=v_there)

@@ -1,11 +1,15 @@
 """Move a cache to other positions: the keys are turned on, and nothing else changes."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from kvtransfer.errors import RotationError
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.hf.fits import check_fits, check_room
 from kvtransfer.hf.model import LanguageModel
+
+GROWING_QUERIES = "llama_4_scaling_beta"
+"""A rope parameter of Ministral 3: beyond the original length, queries grow with position."""
 
 
 def relocate(model: LanguageModel, cache: KVCache, start: int) -> KVCache:
@@ -16,46 +20,50 @@ def relocate(model: LanguageModel, cache: KVCache, start: int) -> KVCache:
     tokens were read without that text.
 
     Raises:
-        RotationError: this model's positions cannot be taken out of its keys, or decide which
-            tokens a layer sees.
+        RotationError: this model's positions cannot be taken out of its keys, or decide what else
+            a token sees, or its table changes on the way.
         CacheLayoutError: the cache is not shaped as the model's, or would end beyond its context.
         IncompatibleModels: it is another model's cache.
     """
-    spec = model.spec
     check_fits(model, cache)
     shift = start - int(cache.positions.min())
     if shift == 0:
         return cache
-    if spec.positions in ("learned", "alibi"):
-        where = {
-            "learned": "added to the embeddings, and so inside keys and values",
-            "alibi": "in the attention scores, counted from the cache's first token",
-        }[spec.positions]
-        raise RotationError(
-            f"the positions of {spec.name} ({spec.architecture}) are {where}: its cache cannot be "
-            "moved",
-            hint="prefill the text where it is needed",
-        )
-    for index, layer in enumerate(spec.layers):
-        if layer.kind == "chunked":
-            raise RotationError(
-                f"layer {index} of {spec.name} sees chunks of {layer.window} positions, counted "
-                "from 0: moved tokens would be in other chunks",
-                hint="prefill the text where it is needed",
-            )
     if start < 0:
         raise RotationError(f"there is no position {start}", hint="positions start at 0")
     positions = cache.positions + shift
     ends = int(cache.positions.max()) + 1, int(positions.max()) + 1
     check_room(model, ends[1])
-    for turn in {layer.rotation for layer in spec.layers if layer.rotation is not None}:
-        limit = turn.fixed_up_to
-        if limit is None or max(ends) <= limit or (turn.type == "longrope" and min(ends) > limit):
-            continue
+    for reason in _obstacles(model, *ends):
         raise RotationError(
-            f"a move from an end at {ends[0]} to one at {ends[1]} crosses {limit} tokens, where "
-            f"the RoPE ({turn.type}) of {spec.name} changes its table",
+            f"a cache of {model.spec.name} ({model.spec.architecture}) cannot be moved: {reason}",
             hint="prefill the text where it is needed",
         )
     content = replace(cache.content(), positions=positions)
     return content.rotated(model.rotary(positions))
+
+
+def _obstacles(model: LanguageModel, old_end: int, new_end: int) -> Iterator[str]:
+    """Why turning the keys would not be enough."""
+    if model.spec.positions == "learned":
+        yield "its positions are added to the embeddings, and so inside keys and values"
+    if model.spec.positions == "alibi":
+        yield "its attention scores count positions from the cache's first token"
+    ends = old_end, new_end
+    for index, layer in enumerate(model.spec.layers):
+        if layer.kind == "chunked":
+            yield f"layer {index} sees chunks of {layer.window} positions, counted from 0"
+        if layer.rotation is None:
+            continue
+        scaling = dict(layer.rotation.scaling)
+        original = scaling.get("original_max_position_embeddings") or 0
+        if scaling.get(GROWING_QUERIES) and max(ends) > original:
+            yield f"beyond {original} its queries grow with their position ({GROWING_QUERIES})"
+        limit = layer.rotation.fixed_up_to
+        if limit is None or max(ends) <= limit:
+            continue
+        if layer.rotation.type != "longrope" or min(ends) <= limit:
+            yield (
+                f"from an end at {old_end} to one at {new_end} it crosses {limit} tokens, where "
+                f"its RoPE ({layer.rotation.type}) changes its table"
+            )

@@ -27,8 +27,15 @@ def prefill(model: LanguageModel, ids: Int[Tensor, "b t"]) -> KVCache:
         raise CacheLayoutError("an empty prefix has no cache", hint="give at least one token")
     check_room(model, ids.shape[1])
     check_padding(model, ids)
-    ids = ids.to(model.device)
     positions = torch.arange(ids.shape[1], device=model.device).expand(ids.shape[0], -1)
+    return read_at(model, ids, positions)
+
+
+def read_at(
+    model: LanguageModel, ids: Int[Tensor, "b t"], positions: Int[Tensor, "b t"]
+) -> KVCache:
+    """The cache that ``model`` makes of ``ids`` alone, as if they stood at ``positions``."""
+    ids = ids.to(model.device)
     # Asked before the forward: a dynamic table remembers longer texts read earlier, and asking
     # for this length sets it back.
     rotations = model.rotary(positions)

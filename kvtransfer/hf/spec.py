@@ -14,13 +14,12 @@ from kvtransfer.hf.hub import unreachable
 from kvtransfer.hf.layers import layer_specs, positions_of
 from kvtransfer.hf.locate import Location, locate
 
-
 # fmt: off
 NO_SETTINGS = frozenset({
     "_name_or_path", "architectures", "attention_dropout", "bos_token_id", "dtype", "embd_pdrop",
     "eos_token_id", "hidden_dropout", "id2label", "initializer_range", "label2id",
     "output_attentions", "output_hidden_states", "pad_token_id", "pretraining_tp", "problem_type",
-    "quantization_config", "resid_pdrop", "return_dict", "tie_word_embeddings", "torch_dtype",
+    "quantization_config", "resid_pdrop", "return_dict", "torch_dtype",
     "transformers_version", "use_cache",
 })
 # fmt: on

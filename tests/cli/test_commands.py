@@ -82,9 +82,10 @@ def test_loaded_weights_are_compared_too(run: Run, places: dict[str, Path]) -> N
 
     assert (weights["verdict"], unread["verdict"]) == ("mapped", "unknown")
     assert weights["source"] != weights["target"]
-    assert document(run("check", places["source"], places["source"], "--weights", "--json"))[
-        "verdict"
-    ] == "reuse"
+    assert (
+        document(run("check", places["source"], places["source"], "--weights", "--json"))["verdict"]
+        == "reuse"
+    )
     assert stateful.code == 1
     assert stateful.stderr.startswith("error:")
 
@@ -238,9 +239,7 @@ def test_a_mapping_of_other_weights_needs_insisting_and_the_report_says_so(
     assert note in " ".join((tmp_path / "out" / "report.txt").read_text().split())
 
 
-def test_nothing_makes_a_mapping_of_another_shape_usable(
-    run: Run, places: dict[str, Path]
-) -> None:
+def test_nothing_makes_a_mapping_of_another_shape_usable(run: Run, places: dict[str, Path]) -> None:
     done = run(
         "eval", places["target"], places["target"], "--mapping", places["mapping"],
         "--allow-fingerprint-mismatch", "--guides", "none",

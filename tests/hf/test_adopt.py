@@ -321,9 +321,7 @@ def test_a_cache_turned_by_the_long_table_is_adopted(tiny: Callable[..., Languag
 def test_an_unsigned_cache_is_not_read_on(model: LanguageModel) -> None:
     """By hand, anything can be called a cache; only what was seen to be the model's is read."""
     own = prefill(model, IDS)
-    by_hand = KVCache(
-        keys=own.keys, values=own.values, positions=own.positions, keys_are="cached"
-    )
+    by_hand = KVCache(keys=own.keys, values=own.values, positions=own.positions, keys_are="cached")
 
     with pytest.raises(IncompatibleModels, match="does not say which model") as caught:
         score(model, IDS[:, :3], by_hand)

@@ -73,7 +73,7 @@ def test_no_move_crosses_the_length_at_which_the_table_changes(
     cache = prefill(model, IDS)
     assert relocate(model, cache, 128 - 20).tokens == 20
 
-    with pytest.raises(RotationError, match=r"from an end at 20 to one at 129 crosses 128 tokens"):
+    with pytest.raises(RotationError, match=r"an end at 20 to one at 129 it crosses 128 tokens"):
         relocate(model, cache, 129 - 20)
 
 
