@@ -31,6 +31,13 @@ def fit(
         typer.Option(help="Ridge strength, relative; chosen on held-out rows if not given."),
     ] = None,
     solver: Annotated[str, typer.Option(help="How to solve: ridge.")] = "ridge",
+    features: Annotated[
+        str,
+        typer.Option(
+            help="What a target's keys and values are read from: 'same' (the source's of the same "
+            "kind, the paper's) or 'both' (its keys and values together)."
+        ),
+    ] = "same",
     rank: Annotated[int | None, typer.Option(help="Reduce each layer's map to this rank.")] = None,
     storage: Annotated[str, typer.Option(help="float32, bfloat16 or int8.")] = "float32",
     products: Annotated[
@@ -50,6 +57,7 @@ def fit(
     with foreseen():
         settings_of_layers = _layers(layers)
         _one_of("--storage", storage, ("float32", "bfloat16", "int8"))
+        _one_of("--features", features, ("same", "both"))
         _one_of("--products", products, ("auto", "float64", "float32"))
         from kvtransfer import artifact
         from kvtransfer.fitting.fit import FitSettings
@@ -68,6 +76,7 @@ def fit(
             layers=settings_of_layers,
             strength=strength,
             rank=rank,
+            features=cast(Literal["same", "both"], features),
             products=cast(Literal["auto", "float64", "float32"], products),
             batch=batch,
             seed=seed,

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvtransfer.errors import TextError
+from kvtransfer.fitting.features import GROUPS, KINDS, Features, Kind, size
 from kvtransfer.fitting.moments import Accumulator, Moments
 from kvtransfer.geometry.cache import Block, KVCache
 from kvtransfer.geometry.spec import ModelSpec
@@ -24,7 +25,8 @@ from kvtransfer.hf.run import prefill
 class Sample:
     """Moments of the same tokens for content keys and for values, all layers at once.
 
-    Features lie layer by layer, within a layer head by head.
+    Features lie layer by layer, within a layer head by head. Where each kind is read from both,
+    the source's keys of all layers come first and their values follow.
     """
 
     keys: Moments
@@ -58,6 +60,7 @@ def capture(
     holdout: int = 8,
     seed: int = 0,
     products: torch.dtype = torch.float64,
+    features: Features = "same",
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> Capture:
     """Stream ``chunks`` through both models until ``tokens`` rows are gathered for the fit.
@@ -74,16 +77,21 @@ def capture(
         holdout: One chunk in this many is held out.
         seed: Of the permutation behind the ``shuffled`` control.
         products: In what dtype a batch's rows are multiplied; see :class:`Accumulator`.
+        features: What the target's keys (and its values) are to be read from.
         progress: Told the number of tokens after each batch.
 
     Raises:
         TextError: there are fewer than two chunks, so nothing could be held out.
     """
     meter = _Meter()
-    widths = {kind: (features(source.spec, kind), features(target.spec, kind)) for kind in KINDS}
+    groups = GROUPS[features]
+    sizes = [
+        [sum(size(each.spec, kind) for kind in group) for each in (source, target)]
+        for group in groups
+    ]
     gathered = {
-        "fit": {kind: Accumulator(p, 2 * q, products=products) for kind, (p, q) in widths.items()},
-        "heldout": {kind: Accumulator(p, q, products=products) for kind, (p, q) in widths.items()},
+        "fit": [Accumulator(p, 2 * q, products=products) for p, q in sizes],
+        "heldout": [Accumulator(p, q, products=products) for p, q in sizes],
     }
     random = torch.Generator().manual_seed(seed)
     fitted = 0
@@ -97,16 +105,19 @@ def capture(
             permuted = part == "fit" and fitted % CONTROL_EVERY == 0
             fitted += part == "fit"
             order = torch.randperm(ids.numel(), generator=random)
-            for kind in KINDS:
-                x, y = rows_of(read, kind).cpu(), rows_of(wanted, kind).cpu()
+            for group, accumulator in zip(groups, gathered[part], strict=True):
+                x, y = (
+                    torch.cat([rows_of(cache, kind) for kind in group], dim=1).cpu()
+                    for cache in (read, wanted)
+                )
                 if permuted:
                     y = torch.cat((y, y[order]), dim=1)
-                gathered[part][kind].add(x, y)
+                accumulator.add(x, y)
         progress(ids.numel())
     with meter("statistics"):
         fit, heldout = (
-            Sample(keys=each["keys"].moments(), values=each["values"].moments())
-            for each in gathered.values()
+            _sample([each.moments() for each in gathered[part]], target.spec, twins)
+            for part, twins in (("fit", 2), ("heldout", 1))
         )
     if not fit.rows or not heldout.rows:
         raise TextError(
@@ -121,23 +132,22 @@ CONTROL_EVERY = 4
 the control but their own scatter, which only brings it nearer to the mean, where it is hardest to
 beat; permuting all would take two fifths of the time of the statistics."""
 
-KINDS: tuple[Literal["keys", "values"], ...] = ("keys", "values")
+
+def _sample(gathered: list[Moments], target: ModelSpec, twins: int) -> Sample:
+    """One set of moments a kind; gathered together, they share what is the source's."""
+    if len(gathered) == len(KINDS):
+        keys, values = gathered
+        return Sample(keys=keys, values=values)
+    (both,) = gathered
+    split = size(target, "keys")
+    columns = torch.arange(twins * (split + size(target, "values"))).view(twins, -1)
+    return Sample(
+        keys=both.targets(columns[:, :split].flatten()),
+        values=both.targets(columns[:, split:].flatten()),
+    )
 
 
-def features(spec: ModelSpec, kind: Literal["keys", "values"]) -> int:
-    """Numbers that all layers of a model keep of one token, of this kind."""
-    return sum(widths(spec, kind))
-
-
-def widths(spec: ModelSpec, kind: Literal["keys", "values"]) -> list[int]:
-    """The same, layer by layer."""
-    return [
-        layer.kv_heads * (layer.key_dim if kind == "keys" else layer.value_dim)
-        for layer in spec.layers
-    ]
-
-
-def rows_of(cache: KVCache, kind: Literal["keys", "values"]) -> Float[Tensor, "n p"]:
+def rows_of(cache: KVCache, kind: Kind) -> Float[Tensor, "n p"]:
     """One row a token, the layers side by side, within a layer the heads side by side."""
     blocks = cache.keys if kind == "keys" else cache.values
     return torch.cat([flat(block) for block in blocks], dim=1)

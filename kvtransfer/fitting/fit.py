@@ -9,9 +9,10 @@ import torch
 
 from kvtransfer.errors import UnderdeterminedFit
 from kvtransfer.fitting.affine import Affine, Map, reduce_rank
-from kvtransfer.fitting.capture import KINDS, Capture, capture, features
+from kvtransfer.fitting.capture import Capture, capture
 from kvtransfer.fitting.chunks import chunks
-from kvtransfer.fitting.layers import Choice, Columns, Kind, choose, needed_rows, problem
+from kvtransfer.fitting.features import KINDS, Features, Kind, size
+from kvtransfer.fitting.layers import Choice, Columns, choose, needed_rows, problem
 from kvtransfer.fitting.mapping import KVMapping, LayerMap
 from kvtransfer.fitting.report import FitReport
 from kvtransfer.fitting.solvers import Ridge
@@ -43,6 +44,8 @@ class FitSettings:
     """Relative ridge strength; None to choose it by held-out R²."""
     rank: int | None = None
     """Rank of each layer's map; None for full."""
+    features: Features = "same"
+    """What the target's keys, and its values, are read from."""
     products: Literal["auto", "float64", "float32"] = "auto"
     """Dtype of the products inside one batch; sums over batches are always float64. ``auto`` is
     float64 up to CHEAP features, and float32 above."""
@@ -106,7 +109,7 @@ def capture_texts(
     depth = len(source.spec.layers)
     if isinstance(settings.layers, int) and settings.layers > depth:
         raise ValueError(f"{settings.layers} source layers, and {source.spec.name} has {depth}")
-    needed = needed_rows(source.spec, settings.layers)
+    needed = needed_rows(source.spec, settings.layers, settings.features)
     if settings.tokens < needed:  # known before the models run, so said before they do
         raise UnderdeterminedFit(
             settings.tokens, needed - 1, hint="raise --tokens, or read fewer source layers"
@@ -125,6 +128,7 @@ def capture_texts(
         batch=settings.batch,
         seed=settings.seed,
         products=_products(settings, source.spec),
+        features=settings.features,
         progress=lambda tokens: progress("capture", tokens),
     )
 
@@ -137,7 +141,7 @@ def _config(model: LanguageModel) -> dict[str, Any]:
 
 def _products(settings: FitSettings, source: ModelSpec) -> torch.dtype:
     if settings.products == "auto":
-        widest = max(features(source, kind) for kind in KINDS)
+        widest = max(size(source, kind) for kind in KINDS)
         return torch.float64 if widest <= CHEAP else torch.float32
     return torch.float64 if settings.products == "float64" else torch.float32
 
@@ -156,10 +160,15 @@ def fit_captured(
     ``choices`` of an earlier report are used again instead of made anew, such as at another rank.
     """
     start = time.perf_counter()
-    columns = Columns(source.spec, target.spec)
+    columns = Columns(source.spec, target.spec, settings.features)
     layers, shuffled, rows = [], [], []
     for choice in choices or choose(
-        captured, source.spec, target.spec, layers=settings.layers, strength=settings.strength
+        captured,
+        source.spec,
+        target.spec,
+        layers=settings.layers,
+        strength=settings.strength,
+        features=settings.features,
     ):
         maps, r2 = _solve_layer(captured, columns, choice, settings)
         layers.append(maps["fit"])
@@ -178,6 +187,7 @@ def fit_captured(
         target=target.spec,
         layers=tuple(layers),
         shuffled=tuple(shuffled),
+        features=settings.features,
         rotate=target.rotary,
         target_config=_config(target),
         settings={
@@ -185,6 +195,7 @@ def fit_captured(
             "tokens": captured.fit.rows,
             "chunk": settings.chunk,
             "layers": settings.layers,
+            "features": settings.features,
             "rank": settings.rank,
             "seed": settings.seed,
         },

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from kvtransfer.errors import UnderdeterminedFit
 from kvtransfer.fitting.affine import Affine, r2
-from kvtransfer.fitting.capture import KINDS, Capture, widths
+from kvtransfer.fitting.capture import Capture
+from kvtransfer.fitting.features import GROUPS, KINDS, Features, Kind, read_by, size, widths
 from kvtransfer.fitting.moments import Moments
 from kvtransfer.fitting.solvers import Ridge
 from kvtransfer.geometry.spec import ModelSpec
-
-Kind = Literal["keys", "values"]
 
 KS = (1, 2, 4, 8, 12)
 """Numbers of source layers that ``auto`` tries. The paper sweeps on to all of them, and finds (as
@@ -35,11 +34,19 @@ class Columns:
 
     source: ModelSpec
     target: ModelSpec
+    features: Features = "same"
 
     def reads(self, kind: Kind, sources: Sequence[int]) -> Int[Tensor, " p"]:
-        """Source features of some layers, in the order given."""
+        """Source features of some layers, in the order given, from which ``kind`` is read."""
+        return torch.cat(
+            [self.reads_of(each, s) for s in sources for each in read_by(self.features, kind)]
+        )
+
+    def reads_of(self, kind: Kind, layer: int) -> Int[Tensor, " p"]:
+        """Features of this kind of one source layer."""
         starts = list(accumulate(widths(self.source, kind), initial=0))
-        return torch.cat([torch.arange(starts[s], starts[s + 1]) for s in sources])
+        after = size(self.source, "keys") if (self.features, kind) == ("both", "values") else 0
+        return torch.arange(starts[layer], starts[layer + 1]) + after
 
     def writes(self, kind: Kind, layer: int, *, shuffled: bool = False) -> Int[Tensor, " q"]:
         """Target features of one layer, or their permuted twins."""
@@ -62,7 +69,7 @@ class Choice:
 
 
 def rank_layers(
-    capture: Capture, source: ModelSpec, target: ModelSpec
+    capture: Capture, source: ModelSpec, target: ModelSpec, features: Features = "same"
 ) -> Float[Tensor, "target source"]:
     """How much of each target layer each source layer explains alone, on held-out rows.
 
@@ -71,12 +78,12 @@ def rank_layers(
     explained from all heads of the source layer.
     """
     scores = torch.zeros(len(target.layers), len(source.layers), dtype=torch.float64)
-    columns = Columns(source, target)
+    columns = Columns(source, target, features)
     probe = Ridge(PROBE_STRENGTH)
     for kind in KINDS:
         fit, heldout = getattr(capture.fit, kind), getattr(capture.heldout, kind)
         for s, layer in enumerate(source.layers):
-            read = columns.reads(kind, [s])
+            read = columns.reads_of(kind, s)
             for target_heads, targets in _by_heads(target):
                 paired = target_heads == layer.kv_heads
                 groups = read.view(layer.kv_heads, -1) if paired else [read]
@@ -99,6 +106,7 @@ def choose(
     *,
     layers: int | Literal["auto", "all"] = "auto",
     strength: float | None = None,
+    features: Features = "same",
 ) -> Iterator[Choice]:
     """Choose for every target layer the source layers and strengths with the best held-out R².
 
@@ -108,10 +116,11 @@ def choose(
         target: Spec of the model that is to read it.
         layers: This many of the best single layers; all; or as many as serve each layer best.
         strength: A relative ridge strength; None to choose it for each layer and kind.
+        features: What the capture gathered.
     """
-    ks = _candidates(capture, source, layers)
-    ranking = rank_layers(capture, source, target)
-    columns = Columns(source, target)
+    ks = _candidates(capture, source, layers, features)
+    ranking = rank_layers(capture, source, target, features)
+    columns = Columns(source, target, features)
     strengths = STRENGTHS if strength is None else (strength,)
     for t in range(len(target.layers)):
         order = ranking[t].argsort(descending=True).tolist()
@@ -217,23 +226,29 @@ def best_k(
 
 
 def _candidates(
-    capture: Capture, source: ModelSpec, layers: int | Literal["auto", "all"]
+    capture: Capture, source: ModelSpec, layers: int | Literal["auto", "all"], features: Features
 ) -> list[int]:
     """The ks to try; for ``auto``, only those with more rows than features."""
     if layers != "auto":
         return [len(source.layers) if layers == "all" else layers]
     rows = capture.fit.rows
-    usable = [k for k in KS if k <= len(source.layers) and needed_rows(source, k) <= rows]
+    usable = [k for k in KS if k <= len(source.layers) and needed_rows(source, k, features) <= rows]
     return usable or [1]
 
 
-def needed_rows(source: ModelSpec, layers: int | Literal["auto", "all"]) -> int:
+def needed_rows(
+    source: ModelSpec, layers: int | Literal["auto", "all"], features: Features = "same"
+) -> int:
     """Rows without which no map from this many source layers can be determined."""
     if layers == "auto":
         layers = 1
     elif layers == "all":
         layers = len(source.layers)
-    return 1 + max(sum(sorted(widths(source, kind))[-layers:]) for kind in KINDS)
+    read = [
+        [sum(each) for each in zip(*(widths(source, kind) for kind in group), strict=True)]
+        for group in GROUPS[features]
+    ]
+    return 1 + max(int(sum(sorted(each)[-layers:])) for each in read)
 
 
 def _by_heads(spec: ModelSpec) -> Iterator[tuple[int, list[int]]]:

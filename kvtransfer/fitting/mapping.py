@@ -7,13 +7,14 @@ from typing import Any, Literal
 
 import torch
 from einops import rearrange
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvtransfer import artifact
 from kvtransfer.errors import ArtifactError, CacheLayoutError, IncompatibleModels
 from kvtransfer.fitting import storage
 from kvtransfer.fitting.affine import Map
+from kvtransfer.fitting.features import KINDS, Features, Kind, read_by
 from kvtransfer.geometry.cache import Block, KVCache
 from kvtransfer.geometry.compat import Verdict, compare
 from kvtransfer.geometry.rotation import Rotation
@@ -49,6 +50,8 @@ class KVMapping:
     source: ModelSpec
     target: ModelSpec
     layers: tuple[LayerMap, ...]
+    features: Features = "same"
+    """What the maps read of their source layers."""
     rotate: Rotate
     """The target's rotations."""
     target_config: Mapping[str, Any]
@@ -93,34 +96,41 @@ class KVMapping:
                 "this mapping was saved without its shuffled control",
                 hint="fit it again, or leave the condition 'shuffled' out",
             )
-        keys = tuple(
-            _apply(m.keys, content.keys, m.sources, self._heads(i)) for i, m in enumerate(maps)
-        )
-        values = tuple(
-            _apply(m.values, content.values, m.sources, self._heads(i)) for i, m in enumerate(maps)
+        keys, values = (
+            tuple(
+                _apply(getattr(m, kind), self.rows(content, m, kind), self._heads(i))
+                for i, m in enumerate(maps)
+            )
+            for kind in KINDS
         )
         mapped = KVCache(
             keys=keys,
             values=values,
             positions=cache.positions,
             keys_are="content",
-            model=self.target.weights,
+            model=self.target.identity,
             note="; ".join(filter(None, (cache.note, *self.notes))) or None,
         )
         return mapped.rotated(self.rotate(cache.positions))
 
+    def rows(self, content: KVCache, layer: LayerMap, kind: Kind) -> Float[Tensor, "b t p"]:
+        """What the maps of ``layer`` read: features of all heads of its source layers."""
+        kinds = read_by(self.features, kind)
+        blocks = [getattr(content, each)[s] for s in layer.sources for each in kinds]
+        return torch.cat([rearrange(block, "b h t d -> b t (h d)") for block in blocks], dim=-1)
+
     def check_ends(self, source: ModelSpec, target: ModelSpec) -> None:
         """Raise IncompatibleModels unless this mapping goes from ``source`` to ``target``."""
         for end, mine, given in self._ends(source, target):
-            if mine.weights == given.weights:
+            if same_model(str(mine.identity), str(given.identity)):
                 continue
             reverse = self.source.weights == target.weights and (
                 self.target.weights == source.weights
             )
             raise IncompatibleModels(
                 f"this mapping goes {self.source.name} → {self.target.name}; asked for "
-                f"{source.name} → {target.name} (the {end}'s weights are {mine.weights} in the "
-                f"mapping, {given.weights} in the model)",
+                f"{source.name} → {target.name} (the {end}'s weights are {mine.identity} in the "
+                f"mapping, {given.identity} in the model)",
                 hint="a mapping has one direction: fit the reverse one, or swap the models"
                 if reverse
                 else "fit a mapping for this pair: kvtransfer fit SOURCE TARGET --out DIR",
@@ -144,10 +154,10 @@ class KVMapping:
                         f"{given.name} has {finding.target}",
                         hint="only weights may differ; fit a mapping for this pair",
                     )
-            if mine.weights != given.weights:
+            if not same_model(str(mine.identity), str(given.identity)):
                 notes.append(
-                    f"the {end}'s weights are {given.weights}, and the mapping was fitted on "
-                    f"{mine.weights} ({mine.name}): used on request"
+                    f"the {end}'s weights are {given.identity}, and the mapping was fitted on "
+                    f"{mine.identity} ({mine.name}): used on request"
                 )
         return replace(self, source=source, target=target, notes=tuple(notes))
 
@@ -178,6 +188,7 @@ class KVMapping:
             "target": self.target.to_dict(),
             "target_config": dict(self.target_config),
             "sources": [list(layer.sources) for layer in self.layers],
+            "features": self.features,
             "shuffled": bool(self.shuffled),
             "settings": dict(self.settings) | {"storage": dtype},
             "quality": dict(self.quality),
@@ -213,6 +224,7 @@ class KVMapping:
         source = ModelSpec.from_dict(config["source"])
         target = ModelSpec.from_dict(config["target"])
         sources = storage.checked_sources(config["sources"], source, target)
+        features = storage.checked_features(config)
         groups = ("maps", "shuffled") if config["shuffled"] else ("maps",)
         target_config = config_from_dict(config["target_config"])
         depth = target_config.get_text_config(decoder=True).num_hidden_layers
@@ -226,8 +238,12 @@ class KVMapping:
             group: tuple(
                 LayerMap(
                     sources=each,
-                    keys=storage.unpack(f"{group}.{i}.keys", tensors, source, target, i, each),
-                    values=storage.unpack(f"{group}.{i}.values", tensors, source, target, i, each),
+                    **{
+                        kind: storage.unpack(
+                            f"{group}.{i}.{kind}", kind, tensors, source, target, i, each, features
+                        )
+                        for kind in KINDS
+                    },
                 )
                 for i, each in enumerate(sources)
             )
@@ -238,6 +254,7 @@ class KVMapping:
             target=target,
             layers=maps["maps"],
             shuffled=maps.get("shuffled", ()),
+            features=features,
             rotate=rotary_from_config(target_config, target),
             target_config=config["target_config"],
             settings=config["settings"],
@@ -250,10 +267,10 @@ class KVMapping:
 
     def _check(self, cache: KVCache) -> None:
         cache.require_unchanged()
-        if cache.model is not None and not same_model(cache.model, str(self.source.weights)):
+        if cache.model is not None and not same_model(cache.model, str(self.source.identity)):
             raise IncompatibleModels(
                 f"this cache was made by a model with fingerprint {cache.model}; the mapping "
-                f"reads caches of {self.source.name} ({self.source.weights})",
+                f"reads caches of {self.source.name} ({self.source.identity})",
                 hint="use the mapping for the model that made the cache",
             )
         found = [(*keys.shape[1::2], *values.shape[1::2]) for keys, values in cache]
@@ -276,8 +293,7 @@ class KVMapping:
             )
 
 
-def _apply(fitted: Map, blocks: tuple[Block, ...], sources: tuple[int, ...], heads: int) -> Block:
-    rows = torch.cat([rearrange(blocks[s], "b h t d -> b t (h d)") for s in sources], dim=-1)
+def _apply(fitted: Map, rows: Float[Tensor, "b t p"], heads: int) -> Block:
     # Maps are applied in float32 at least: a bfloat16 sum over a thousand features is no map.
     wide = torch.promote_types(rows.dtype, torch.float32)
     mapped = rearrange(fitted(rows.to(wide)), "b t (h d) -> b h t d", h=heads)

@@ -62,6 +62,10 @@ class Moments:
             yy=self.yy[y],
         )
 
+    def targets(self, y: Int[Tensor, " q_"]) -> "Moments":
+        """The moments of some target features only; the source's are shared, not copied."""
+        return replace(self, mean_y=self.mean_y[y], xy=self.xy[:, y], yy=self.yy[y])
+
     def with_targets_of(
         self, whole: "Moments", x: Int[Tensor, " p"], y: Int[Tensor, " q_"]
     ) -> "Moments":

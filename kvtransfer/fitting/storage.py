@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kvtransfer.errors import ArtifactError
 from kvtransfer.fitting.affine import Affine, LowRank, Map
+from kvtransfer.fitting.features import GROUPS, Features, Kind, read_by, widths
 from kvtransfer.geometry.spec import ModelSpec
 
 Dtype = Literal["float32", "bfloat16", "int8"]
@@ -60,20 +61,21 @@ def pack(prefix: str, fitted: Map, dtype: Dtype) -> dict[str, Tensor]:
 
 def unpack(
     prefix: str,
+    kind: Kind,
     tensors: Mapping[str, Tensor],
     source: ModelSpec,
     target: ModelSpec,
     layer: int,
     sources: tuple[int, ...],
+    features: Features,
 ) -> Map:
     """One map, in float32, with its shape checked against both specs.
 
     Raises:
         ArtifactError: a tensor is missing or misshaped.
     """
-    kind = prefix.rsplit(".", 1)[-1]
-    p = sum(_width(source, s, kind) for s in sources)
-    q = _width(target, layer, kind)
+    p = sum(widths(source, each)[s] for s in sources for each in read_by(features, kind))
+    q = widths(target, kind)[layer]
     bias = _take(tensors, f"{prefix}.bias", (q,))
     if f"{prefix}.weight" in tensors:
         return Affine(_take(tensors, f"{prefix}.weight", (p, q)), bias)
@@ -108,6 +110,22 @@ def checked_sources(
     return tuple(tuple(each) for each in listed)
 
 
+def checked_features(config: Mapping[str, Any]) -> Features:
+    """What the maps of a config read; one that does not say it was written before there was more.
+
+    Raises:
+        ArtifactError: it names something else.
+    """
+    named = config.get("features", "same")
+    for features in GROUPS:
+        if features == named:
+            return features
+    raise ArtifactError(
+        f"config.json's 'features' is {str(named)[:40]!r}, not one of {', '.join(GROUPS)}",
+        hint="the file was edited, or written by a later version",
+    )
+
+
 def card(config: Mapping[str, Any]) -> str:
     """The README of a saved mapping."""
     source, target = config["source"], config["target"]
@@ -139,11 +157,6 @@ def card(config: Mapping[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
-
-
-def _width(spec: ModelSpec, layer: int, kind: str) -> int:
-    each = spec.layers[layer]
-    return each.kv_heads * (each.key_dim if kind == "keys" else each.value_dim)
 
 
 def _take(tensors: Mapping[str, Tensor], name: str, shape: tuple[int | None, ...]) -> Tensor:

@@ -66,6 +66,11 @@ class KVCache:
                 f"{tuple(self.positions.shape)}",
                 hint="positions are (batch, tokens), blocks (batch, kv_heads, tokens, head_dim)",
             )
+        if self.positions.is_floating_point() or bool((self.positions < 0).any()):
+            raise CacheLayoutError(
+                f"positions of {self.positions.dtype} from {self.positions.min()} on",
+                hint="positions are whole numbers from 0 on",
+            )
         if len(dtypes := {block.dtype for block in blocks}) > 1:
             raise CacheLayoutError(
                 f"blocks of several dtypes: {sorted(map(str, dtypes))}",

@@ -10,7 +10,7 @@ from torch import Tensor
 from kvtransfer.errors import CacheLayoutError
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.hf.cache import read
-from kvtransfer.hf.fits import check_padding, check_room, check_shapes
+from kvtransfer.hf.fits import check_finite, check_ids, check_padding, check_room, check_shapes
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.run import read_at
 
@@ -34,13 +34,15 @@ def adopt(
     *,
     mask: Int[Tensor, "b t"] | None = None,
     start: int = 0,
+    whole: bool = False,
 ) -> KVCache:
     """A cache from outside as a value, once it is seen to be what ``model`` keeps of ``ids``.
 
     No shape can tell a cache of another model, a transposed block with as many heads as tokens,
     float16 bits that were read as bfloat16, or keys that were rotated twice. A few tokens can: the
     first ones are read again through every layer, and others, spread over the text, alone, which
-    is exact in layer 0.
+    is exact in layer 0. What deeper layers hold of later tokens is taken on trust, unless the
+    ``whole`` text is read again; it is wherever the model's table changes with the length.
 
     Args:
         model: Is said to have made the cache.
@@ -49,11 +51,13 @@ def adopt(
         ids: The tokens that it holds.
         mask: The attention mask that they were read with, if any.
         start: Position of the first of them.
+        whole: Read all tokens again and compare them in every layer, for the price of a prefill.
 
     Raises:
         CacheLayoutError: it is no cache, or not of this shape, dtype or length, or it holds other
             numbers than the model keeps of these tokens; the layer is named.
     """
+    check_ids(model, ids)
     check_padding(model, ids, mask)
     if ids.shape[1] == 0:
         raise CacheLayoutError("a cache of no tokens", hint="give the ids that it was made of")
@@ -70,19 +74,19 @@ def adopt(
             f"this cache is {found.dtype}, {model.spec.name} runs in {model.dtype}",
             hint="read the text in the dtype that is to go on with it, or cast the blocks first",
         )
-    _compare(model, found, ids)
+    check_finite(found)
+    _compare(model, found, ids, whole=whole)
     return found
 
 
-def _compare(model: LanguageModel, found: KVCache, ids: Tensor) -> None:
+def _compare(model: LanguageModel, found: KVCache, ids: Tensor, *, whole: bool) -> None:
     """Raise CacheLayoutError unless the model keeps the same of some of the tokens."""
     tolerance = DEQUANTISED if found.note else TOLERANCE.get(model.dtype, TOLERANCE[torch.bfloat16])
     content = found.content()
-    head = min(HEAD, found.tokens)
-    again = read_at(model, ids[:, :head], found.positions[:, :head]).content()
     # Where the table depends on the length, a short text is turned, and so attended to, by another.
-    deep = 1 if _crosses(model, found) else len(found)
-    for layer in range(deep):
+    head = found.tokens if whole or _crosses(model, found) else min(HEAD, found.tokens)
+    again = read_at(model, ids[:, :head], found.positions[:, :head]).content()
+    for layer in range(len(found)):
         for kind, mine, given in (
             ("keys", again.keys[layer], content.keys[layer][:, :, :head]),
             ("values", again.values[layer], content.values[layer][:, :, :head]),
@@ -116,8 +120,9 @@ def _require_close(
     tolerance: float,
     model: LanguageModel,
 ) -> None:
-    scale = mine.double().norm().clamp_min(torch.finfo(torch.float32).tiny)
-    error = float((given.double() - mine.double()).norm() / scale)
+    mine, given = mine.double().flatten(1), given.double().flatten(1)
+    scale = mine.norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
+    error = float(((given - mine).norm(dim=1) / scale).max())  # the worst row of the batch
     if not error <= tolerance:  # what is not finite is not close either
         raise CacheLayoutError(
             f"the {kind} of layer {layer} are not what {model.spec.name} keeps of these tokens: "

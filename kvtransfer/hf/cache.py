@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from copy import copy
 from typing import Any, NamedTuple
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 from transformers import Cache, DynamicCache, EncoderDecoderCache
@@ -96,6 +97,14 @@ def _pairs(cache: Any) -> list[_Pair]:
         raise CacheLayoutError(
             "there is no cache: None", hint="run the model with use_cache=True and keep its cache"
         )
+    if isinstance(cache, KVCache):
+        cache.require_unchanged()
+        if cache.keys_are != "cached":
+            raise CacheLayoutError(
+                "a KVCache of content keys is not as a model made it",
+                hint="apply the model's rotation first",
+            )
+        return [_Pair(keys, values, "KVCache") for keys, values in cache]
     if isinstance(cache, EncoderDecoderCache):
         raise CacheLayoutError(
             "an EncoderDecoderCache holds two caches, and neither is a prefix",
@@ -199,16 +208,28 @@ def _of_tuple(index: int, layer: Any) -> _Pair:
 def _blocks(index: int, pair: _Pair, tokens: int) -> tuple[Block, Block]:
     for name, block in (("keys", pair.keys), ("values", pair.values)):
         if not isinstance(block, Tensor) or block.numel() == 0:
+            held = "an empty tensor" if isinstance(block, Tensor) else f"a {type(block).__name__}"
             raise CacheLayoutError(
-                f"layer {index} ({pair.kind}) holds no {name}",
-                hint="layers that keep a state, or share another layer's keys, cannot be mapped; "
-                "an empty one was never run",
+                f"layer {index} ({pair.kind}) holds no {name}, but {held}",
+                hint="blocks are torch tensors; layers that keep a state, or share another layer's "
+                "keys, cannot be mapped; an empty one was never run",
             )
         if block.ndim != 4 or not block.is_floating_point():
             raise CacheLayoutError(
                 f"the {name} of layer {index} ({pair.kind}) are {block.dtype} of shape "
                 f"{tuple(block.shape)}",
                 hint="blocks are floating-point numbers of (batch, kv_heads, tokens, head_dim)",
+            )
+        if block.layout != torch.strided or block.is_meta:
+            raise CacheLayoutError(
+                f"the {name} of layer {index} ({pair.kind}) are on {block.device}, {block.layout}",
+                hint="blocks are dense tensors with numbers in them",
+            )
+        if block.shape[2] != tokens and block.shape[1] != tokens:
+            raise CacheLayoutError(
+                f"the {name} of layer {index} ({pair.kind}) have shape {tuple(block.shape)}, for "
+                f"{tokens} tokens",
+                hint="give the ids and positions of all the tokens in the cache, and no others",
             )
         if block.shape[2] != tokens and block.shape[1] == tokens:
             raise CacheLayoutError(

@@ -3,7 +3,6 @@
 import inspect
 from typing import Any
 
-import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 from transformers import Cache
@@ -17,7 +16,10 @@ def call(
     mask: Int[Tensor, "b t"],
     **more: Any,
 ) -> Any:
-    """The output of ``module`` on ``ids`` at ``positions``, on top of ``cache``, which grows."""
+    """The output of ``module`` on ``ids`` at ``positions``, on top of ``cache``, which grows.
+
+    Gradients are the caller's to switch off.
+    """
     arguments: dict[str, Any] = {
         "input_ids": ids,
         "attention_mask": mask,
@@ -27,13 +29,17 @@ def call(
     optional = {"position_ids": positions} | more
     # GPT-2 and its like number their positions themselves, or keep all logits.
     arguments |= {name: value for name, value in optional.items() if takes(module, name)}
-    with torch.no_grad():
-        return module(**arguments)
+    return module(**arguments)
 
 
 def takes(module: nn.Module, argument: str) -> bool:
-    """Whether ``module`` has an argument of that name; one swallowed by ``**kwargs`` is none."""
-    return argument in inspect.signature(module.forward).parameters
+    """Whether ``module`` has an argument of that name, or hands it on to a base model that has."""
+    parameters = inspect.signature(module.forward).parameters
+    if argument in parameters:
+        return True
+    base = getattr(module, "base_model", module)
+    hands_on = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    return hands_on and base is not module and takes(base, argument)
 
 
 def cache_keyword(forward: Any) -> str:

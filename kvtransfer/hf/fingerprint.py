@@ -25,6 +25,7 @@ def fingerprint(model: nn.Module) -> str:
     digest = hashlib.sha256()
     with torch.no_grad():
         for name, numbers in sorted(_counted(model), key=lambda pair: pair[0]):
+            name = name.replace("_orig_mod.", "")  # torch.compile's
             flat = numbers.detach().reshape(-1)
             stride = _stride(flat.numel(), numbers.shape[-1] if numbers.ndim else 1)
             sample = flat[::stride][:SAMPLE].to(torch.bfloat16)
@@ -33,13 +34,24 @@ def fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
+def adapters(model: nn.Module) -> tuple[tuple[str, tuple[str, ...], bool, bool], ...]:
+    """What of each adapted layer acts now: its adapters, whether switched off, whether merged."""
+    return tuple(
+        (name, tuple(part.active_adapters), bool(part.disable_adapters), bool(part.merged))
+        for name, part in _adapted(model)
+    )
+
+
+def _adapted(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The layers that peft has put adapters around."""
+    for name, part in model.named_modules():
+        if hasattr(part, "base_layer") and hasattr(part, "active_adapters"):
+            yield name, part
+
+
 def _counted(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Names, free of what peft adds to them, and the numbers that take part."""
-    adapted: dict[str, Any] = {
-        f"{name}.": part
-        for name, part in model.named_modules()
-        if hasattr(part, "base_layer") and hasattr(part, "active_adapters")
-    }
+    adapted = {f"{name}.": part for name, part in _adapted(model)}
     for name, numbers in (*model.named_parameters(), *_saved_buffers(model)):
         layer = next((prefix for prefix in adapted if name.startswith(prefix)), None)
         if layer is None:

@@ -1,5 +1,7 @@
 """May this prefix and these tokens go together under this model?"""
 
+from typing import Any
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -19,7 +21,9 @@ def check_fits(model: LanguageModel, prefix: KVCache) -> None:
         IncompatibleModels: it belongs to another model, or does not say to which.
     """
     spec = model.spec
+    model.require_as_wrapped()
     prefix.require_unchanged()
+    check_finite(prefix)
     if prefix.model is not None and not same_model(prefix.model, str(spec.identity)):
         alike = prefix.model.partition("/")[0] == spec.weights
         raise IncompatibleModels(
@@ -67,6 +71,17 @@ def _check_rotations(model: LanguageModel, prefix: KVCache) -> None:
                 hint="the same weights under another RoPE are another model: read the text with "
                 "it, or take the rotation out and put the other in",
             )
+
+
+def check_finite(cache: KVCache) -> None:
+    """Raise CacheLayoutError for a block with a number that is none."""
+    for index, (keys, values) in enumerate(cache):
+        for kind, block in (("keys", keys), ("values", values)):
+            if not bool(block.isfinite().all()):
+                raise CacheLayoutError(
+                    f"the {kind} of layer {index} are not all finite",
+                    hint="numbers overflowed, or were read in another dtype than they were made in",
+                )
 
 
 def check_shapes(spec: ModelSpec, prefix: KVCache) -> None:
@@ -130,7 +145,8 @@ def check_tables(model: LanguageModel, prefix: KVCache | None, start: int, end: 
         raise CacheLayoutError(
             f"the cached keys were turned by another table than {model.spec.name} has for a text "
             f"of {end} tokens: its RoPE ({turn.type}) changes beyond {turn.fixed_up_to}",
-            hint=f"keep prefix and text within {turn.fixed_up_to} tokens, or read all in one go",
+            hint=f"keep prefix and text within {turn.fixed_up_to} tokens, or read all in one go; "
+            "a prefix that was cut from a longer text has that text's table",
         )
 
 
@@ -151,13 +167,30 @@ def next_position(prefix: KVCache | None) -> int:
     return int(ends[0]) + 1
 
 
+def check_ids(model: LanguageModel, ids: Tensor) -> None:
+    """Raise CacheLayoutError unless ``ids`` are token ids of ``model``, as (batch, tokens)."""
+    embeddings: Any = model.module.get_input_embeddings()
+    size = int(embeddings.num_embeddings)
+    if ids.ndim != 2 or ids.is_floating_point():
+        raise CacheLayoutError(
+            f"ids are {ids.dtype} of shape {tuple(ids.shape)}",
+            hint="token ids are whole numbers of shape (batch, tokens): add [None] to one sequence",
+        )
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < size:
+        raise CacheLayoutError(
+            f"ids from {int(ids.min())} to {int(ids.max())}, and {model.spec.name} knows {size}",
+            hint="use the model's own tokenizer",
+        )
+
+
 def check_padding(
     model: LanguageModel, ids: Int[Tensor, "b t"], mask: Int[Tensor, "b t"] | None = None
 ) -> None:
     """Raise CacheLayoutError for a batch whose rows were padded to one length.
 
     Padding has keys and values like any token, and nothing in a cache tells them apart. Without
-    a mask, rows betray it that begin or end with different runs of the padding token.
+    a mask, rows betray it that begin or end with different runs of the padding token (of more than
+    one, where that token has another meaning).
     """
     if mask is not None:
         lengths = mask.sum(dim=1).tolist()
@@ -172,9 +205,10 @@ def check_padding(
     padded = ids == pad
     left = padded.long().cumprod(dim=1).sum(dim=1)
     right = padded.flip(1).long().cumprod(dim=1).sum(dim=1)
-    # Where the end of a sequence doubles as padding, one of them at the end is no padding yet.
-    allowed = 1 if pad == model.tokenizer.eos_token_id else 0
-    for side, runs, slack in (("begin", left, 0), ("end", right, allowed)):
+    # Where the token that ends a text (or begins one) doubles as padding, a single one is none yet.
+    special = (model.tokenizer.eos_token_id, model.tokenizer.bos_token_id)
+    slack = 1 if pad in special else 0
+    for side, runs in (("begin", left), ("end", right)):
         if bool((runs != runs[0]).any()) and int(runs.max()) > slack:
             raise CacheLayoutError(
                 f"the rows of this batch {side} with {runs.tolist()} padding tokens",

@@ -1,18 +1,21 @@
 """Hand a prefix to transformers' own ``forward`` and ``generate``, and watch their calls."""
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeGuard
+from uuid import uuid4
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from transformers import DynamicCache
 
 from kvtransfer.errors import CacheLayoutError
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.hf.cache import write
-from kvtransfer.hf.call import cache_keyword, takes
-from kvtransfer.hf.fits import check_fits, check_room, check_tables, next_position
+from kvtransfer.hf.call import cache_keyword
+from kvtransfer.hf.fits import check_fits, check_padding, check_room, check_tables, next_position
 from kvtransfer.hf.model import LanguageModel
 
 
@@ -24,76 +27,113 @@ def grafted(model: LanguageModel, prefix: KVCache) -> Iterator[DynamicCache]:
     ...     mask = torch.ones(1, prefix.tokens + live.shape[1], dtype=torch.long)
     ...     out = model.module.generate(live, cache=cache, attention_mask=mask)
 
-    Within the block every call that uses the cache is looked at first, because transformers takes
-    a mask of the wrong length, or none, without a word, and drops live tokens or hides the prefix.
-    Positions go on from the prefix's last, also where that is not its length.
+    Within the block every call that uses the cache, or a copy of it, is looked at first, because
+    transformers takes a mask of the wrong length, or none, without a word, and drops live tokens
+    or hides the prefix. Positions go on from the prefix's last, also where that is not its length.
 
     Yields:
         The cache. It grows with the run; ``prefix`` stays as it is.
 
     Raises:
         CacheLayoutError: the prefix is not shaped as the model's; or, from the call: there are no
-            live tokens, the mask does not span prefix and live tokens, the cache has grown under
+            live tokens, or other rows of them than of the prefix, the mask does not span prefix
+            and live tokens, positions do not go on from the prefix's, the cache has grown under
             another prompt, or the model's table changes at that length.
         IncompatibleModels: it is another model's cache.
     """
     check_fits(model, prefix)
     cache = write(prefix)
+    mark = uuid4().hex
+    cache.graft = mark  # type: ignore[attr-defined]  # copies of the cache carry it along
     shift = next_position(prefix) - prefix.tokens
-
-    def look(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        keyword = cache_keyword(module.forward)
-        if named.get(keyword, named.get("past_key_values")) is not cache:
-            return None
-        ids = named.get("input_ids", given[0] if given else None)
-        live = named.get("inputs_embeds") if ids is None else ids
-        if live is None:
-            raise _no_live_tokens()
-        length = live.shape[1]
-        held = cache.get_seq_length()
-        _check_call(prefix, length, held, named.get("attention_mask"), named.get("position_ids"))
-        start = held + shift
-        check_room(model, start + length)
-        check_tables(model, prefix, start, start + length)
-        if shift and takes(module, "position_ids"):
-            asked = named.get("position_ids")
-            if asked is None:
-                asked = torch.arange(held, held + length, device=live.device)[None]
-            named["position_ids"] = asked + shift
-        return given, named
-
     module: Any = model.module
-    inner = module.generate
+    inner, outer = module.base_model, module.__dict__.get("generate")
+
+    def ours(held: Any) -> TypeGuard[DynamicCache]:
+        return getattr(held, "graft", None) == mark
+
+    def look(part: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        call = inspect.signature(part.forward).bind_partial(*given, **named).arguments
+        call |= call.pop("kwargs", {})
+        held = call.get(cache_keyword(part.forward), call.get("past_key_values"))
+        if not ours(held):
+            return None
+        ids, embeddings = call.get("input_ids"), call.get("inputs_embeds")
+        live = embeddings if ids is None else ids
+        positions, padding = _positions(prefix, held, live, call.get("attention_mask"))
+        cached = held.get_seq_length()
+        _require_same(positions, call.get("position_ids"), padding, cached, shift)
+        if ids is not None and ids.shape[1] > 1 and call.get("attention_mask") is None:
+            check_padding(model, ids)
+        start = cached + shift
+        check_room(model, start + positions.shape[1])
+        check_tables(model, prefix, start, start + positions.shape[1])
+        return (), call | {"position_ids": positions + shift}
+
+    plain = module.generate
 
     def generate(inputs: Tensor | None = None, *given: Any, **named: Any) -> Any:
-        if named.get("cache", named.get("past_key_values")) is cache:
-            ids = named.get("input_ids", inputs)
-            _check_prompt(cache.get_seq_length(), ids, named.get("attention_mask"))
-        return inner(inputs, *given, **named)
+        held = named.get("cache", named.get("past_key_values"))
+        if ours(held):
+            offered = (inputs, named.get("input_ids"), named.get("inputs_embeds"))
+            live = next((each for each in offered if each is not None), None)
+            _check_prompt(held, live, named.get("attention_mask"))
+            _check_rows(prefix, live, _width(module, named))
+        return plain(inputs, *given, **named)
 
-    hook = module.register_forward_pre_hook(look, with_kwargs=True)
+    hook = inner.register_forward_pre_hook(look, with_kwargs=True)
     module.generate = generate
     try:
         yield cache
     finally:
         hook.remove()
-        del module.generate  # the class's own shows again
+        if outer is None:
+            del module.generate  # the class's own shows again
+        else:
+            module.generate = outer
 
 
-def _check_prompt(held: int, ids: Tensor | None, mask: Tensor | None) -> None:
+def _check_prompt(held: DynamicCache, live: Tensor | None, mask: Tensor | None) -> None:
     """Raise CacheLayoutError unless generate is given live tokens alone, and a mask over all.
 
     From anything else it would guess which of the tokens the cache holds already.
     """
-    if ids is None or ids.shape[1] == 0:
+    if live is None or live.shape[1] == 0:
         raise _no_live_tokens()
-    if mask is None or mask.shape[1] != held + ids.shape[1]:
-        given = "no attention mask" if mask is None else f"a mask over {mask.shape[1]} tokens"
+    length, cached = live.shape[1], held.get_seq_length()
+    if mask is None or mask.ndim != 2 or mask.shape[1] != cached + length:
+        given = "no attention mask" if mask is None else f"a mask of shape {tuple(mask.shape)}"
         raise CacheLayoutError(
-            f"{ids.shape[1]} tokens and {given}, where the cache holds {held} tokens: which of "
-            "them are live is not said",
+            f"{length} tokens and {given}, where the cache holds {cached} tokens: which of them "
+            "are live is not said",
             hint="graft anew for each prompt, and give live tokens alone with a mask over prefix "
-            f"and live tokens: attention_mask=torch.ones(batch, {held} + live.shape[1])",
+            f"and live tokens: attention_mask=torch.ones(batch, {cached} + live.shape[1])",
+        )
+
+
+def _width(module: Any, named: dict[str, Any]) -> int:
+    """How many rows generate makes of one prompt."""
+    config = named.get("generation_config") or module.generation_config
+    asked = (
+        named.get(name) or getattr(config, name, None) or 1
+        for name in ("num_beams", "num_return_sequences")
+    )
+    return max(asked)
+
+
+def _check_rows(prefix: KVCache, live: Tensor | None, width: int) -> None:
+    """Raise CacheLayoutError unless every row that generate makes has its own prompt's prefix."""
+    prompts = 0 if live is None else len(live)
+    if prefix.batch != prompts * width:
+        raise CacheLayoutError(
+            f"a prefix of batch {prefix.batch} under {prompts} prompts of {width} beams or answers",
+            hint=f"share one sequence's prefix with cache.expand({prompts * width})",
+        )
+    keys = prefix.keys[0].unflatten(0, (prompts, width))
+    if not bool((keys == keys[:, :1]).all()):
+        raise CacheLayoutError(
+            f"the {width} beams or answers of one prompt stand on different prefixes",
+            hint="expand one sequence's prefix, and run one prompt at a time",
         )
 
 
@@ -104,25 +144,59 @@ def _no_live_tokens() -> CacheLayoutError:
     )
 
 
-def _check_call(
-    prefix: KVCache, length: int, held: int, mask: Tensor | None, positions: Tensor | None
-) -> None:
-    """Raise CacheLayoutError unless live tokens, mask and positions go on from what is held."""
-    if length == 0:
+def _positions(
+    prefix: KVCache, held: DynamicCache, live: Tensor | None, mask: Any
+) -> tuple[Int[Tensor, "b s"], Bool[Tensor, "b s"]]:
+    """Where live tokens stand, as if the prefix began at 0, and which of them are left padding.
+
+    Raises:
+        CacheLayoutError: there are none, or the mask or the batch does not go with the cache.
+    """
+    if live is None or live.shape[1] == 0:
         raise _no_live_tokens()
-    fault = None
-    if mask is not None and mask.ndim == 2 and mask.shape[1] != held + length:
-        fault = f"an attention mask over {mask.shape[1]} tokens"
-    elif positions is not None and (mask is None or bool(mask.all())):
-        # generate leaves a mask of ones out, but has numbered the tokens by its length.
-        first, last = int(positions.min()), int(positions.max())
-        if (first, last) != (held, held + length - 1):
-            fault = f"live tokens at positions {first} to {last}"
-    if fault is not None:
-        grown = " (more than the prefix: it has served a prompt already)"
+    cached, (rows, length) = held.get_seq_length(), live.shape[:2]
+    layers: Any = held.layers
+    if len(layers[0].keys) != rows:
         raise CacheLayoutError(
-            f"{fault}, where the cache holds {held} tokens"
-            f"{grown if held > prefix.tokens else ''} and {length} live ones follow",
-            hint="graft anew for each prompt, and give live tokens alone with a mask over prefix "
-            f"and live tokens: attention_mask=torch.ones(batch, {prefix.tokens} + live.shape[1])",
+            f"{rows} rows of live tokens on a prefix of batch {len(layers[0].keys)}",
+            hint=f"share one sequence's prefix with cache.expand({rows})",
         )
+    counted = torch.arange(cached, cached + length, device=live.device).expand(rows, -1)
+    if not isinstance(mask, Tensor) or mask.ndim != 2:
+        return counted, torch.zeros_like(counted, dtype=torch.bool)
+    if mask.shape != (rows, cached + length):
+        raise CacheLayoutError(
+            f"an attention mask of shape {tuple(mask.shape)}, where the cache holds "
+            f"{_held(cached, prefix)} and {length} live ones follow",
+            hint=f"a mask spans prefix and live tokens: torch.ones({rows}, {cached} + {length})",
+        )
+    if not bool(mask[:, : prefix.tokens].all()):
+        raise CacheLayoutError(
+            "the attention mask hides tokens of the prefix",
+            hint="cut the prefix instead, or edit its cache",
+        )
+    seen = mask[:, prefix.tokens :].long().cumsum(dim=1)[:, -length:]
+    return (prefix.tokens + seen - 1).clamp_min(0), mask[:, -length:] == 0
+
+
+def _require_same(
+    expected: Tensor, given: Tensor | None, padding: Tensor, cached: int, shift: int
+) -> None:
+    """Raise CacheLayoutError where a caller numbers live tokens in another way."""
+    # generate counts from the cache's length; who knows where a moved prefix ends may say so. What
+    # it says of padding does not matter.
+    if given is None or any(
+        bool(((given == right) | padding).all()) for right in (expected, expected + shift)
+    ):
+        return
+    raise CacheLayoutError(
+        f"live tokens at positions {given.flatten().tolist()[:4]}…, where the cache holds {cached} "
+        f"tokens and they go on at {expected.flatten().tolist()[:4]}…",
+        hint="leave position_ids out, give a mask over prefix and live tokens, and graft anew for "
+        "each prompt",
+    )
+
+
+def _held(cached: int, prefix: KVCache) -> str:
+    served = " (more than the prefix: it has served a prompt already)"
+    return f"{cached} tokens{served if cached > prefix.tokens else ''}"

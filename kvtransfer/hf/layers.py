@@ -185,12 +185,17 @@ def _rotation(
         rotary_dim=rotary_dim,
         pairing=pairing_of(config.model_type),
         scaling=tuple(
-            (key, tuple(value) if isinstance(value, list) else value)
-            for key, value in sorted(parameters.items())
-            if key != "type"
+            (key, _frozen(value)) for key, value in sorted(parameters.items()) if key != "type"
         ),
         fixed_up_to=_fixed_up_to(config, type_, parameters),
     )
+
+
+def _frozen(value: Any) -> Any:
+    """The same value as something that can be compared and hashed."""
+    if isinstance(value, Mapping):
+        return tuple((str(key), _frozen(each)) for key, each in value.items())
+    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _fixed_up_to(config: Any, type_: str, parameters: Mapping[str, Any]) -> int | None:

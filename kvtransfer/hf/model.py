@@ -11,9 +11,9 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from kvtransfer.errors import DeviceError, ModelNotFound, UnsupportedModel
+from kvtransfer.errors import DeviceError, IncompatibleModels, ModelNotFound, UnsupportedModel
 from kvtransfer.geometry.spec import KEEPS, ModelSpec
-from kvtransfer.hf.fingerprint import fingerprint
+from kvtransfer.hf.fingerprint import adapters, fingerprint
 from kvtransfer.hf.hub import unreachable
 from kvtransfer.hf.locate import locate
 from kvtransfer.hf.probe import self_test
@@ -32,6 +32,25 @@ class LanguageModel:
     tokenizer: PreTrainedTokenizerBase
     spec: ModelSpec
     rotary: Rotary
+    adapters: tuple[Any, ...] = ()
+    """Which adapters acted when the model was wrapped; its identity is of these."""
+
+    def require_as_wrapped(self) -> None:
+        """Raise IncompatibleModels if the model computes otherwise now than when it was wrapped.
+
+        Seen are adapters that were switched on or off, and dropout. Weights that were changed in
+        place are not: wrap the model again.
+        """
+        if self.module.training:
+            raise IncompatibleModels(
+                f"{self.spec.name} is in training mode, where dropout changes every cache",
+                hint="call module.eval()",
+            )
+        if adapters(self.module) != self.adapters:
+            raise IncompatibleModels(
+                f"other adapters act in {self.spec.name} than when it was wrapped",
+                hint="wrap it again, and read its texts again",
+            )
 
     def __repr__(self) -> str:
         return f"LanguageModel({self.spec.name}, {self.spec.dtype}, {self.device})"
@@ -143,9 +162,18 @@ def wrap(
         spec = spec_of(module.config, name=name, tokenizer=tokenizer)
         require_kv(spec)
     dtype = str(module.dtype).removeprefix("torch.")
+    if module.training:
+        raise UnsupportedModel(
+            f"{spec.name} is in training mode, where dropout changes every cache",
+            hint="call module.eval() first",
+        )
     spec, rotary = self_test(module, spec)
     return LanguageModel(
-        module, tokenizer, spec.seen_with(weights=fingerprint(module), dtype=dtype), rotary
+        module,
+        tokenizer,
+        spec.seen_with(weights=fingerprint(module), dtype=dtype),
+        rotary,
+        adapters(module),
     )
 
 

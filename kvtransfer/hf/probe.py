@@ -96,6 +96,7 @@ def self_test(module: PreTrainedModel, spec: ModelSpec) -> tuple[ModelSpec, Rota
             hint="an architecture without them can be read once its positions are known by name",
         )
     here = _read(module, spec, 0)
+    _require_causal(module, spec, here)
     if not measurable:
         return spec, rotary_of(module, spec)
     position = _far(module, spec)
@@ -115,14 +116,19 @@ def self_test(module: PreTrainedModel, spec: ModelSpec) -> tuple[ModelSpec, Rota
     return spec, rotary
 
 
-def _read(module: PreTrainedModel, spec: ModelSpec, position: int) -> list[tuple[Tensor, Tensor]]:
-    """Keys and values per layer of single tokens at ``position``."""
+def _read(
+    module: PreTrainedModel, spec: ModelSpec, position: int, *, more: int = 0
+) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values per layer of tokens at ``position``, with ``more`` tokens after each."""
     embeddings: Any = module.get_input_embeddings()
     size = int(embeddings.num_embeddings)
-    ids = torch.linspace(0, size - 1, min(TOKENS, size)).long()[:, None].to(module.device)
+    first = torch.linspace(0, size - 1, min(TOKENS, size)).long().to(module.device)
+    ids = torch.stack([first.roll(i) for i in range(1 + more)], dim=1)
+    positions = torch.arange(position, position + 1 + more, device=ids.device).expand_as(ids)
     cache = DynamicCache()
     try:
-        call(module.base_model, ids, cache, torch.full_like(ids, position), torch.ones_like(ids))
+        with torch.no_grad():
+            call(module.base_model, ids, cache, positions, torch.ones_like(ids))
     except Exception as error:  # whatever the model's code raises
         raise UnsupportedModel(
             f"{spec.name} ({spec.architecture}) cannot read a token into a cache: "
@@ -138,14 +144,33 @@ def _read(module: PreTrainedModel, spec: ModelSpec, position: int) -> list[tuple
             hint="kvtransfer reads models with one cache layer per decoder layer",
         )
     for index, (block, layer) in enumerate(zip(kept, spec.layers, strict=True)):
-        _require_shapes(spec, index, block, layer, len(ids))
+        _require_shapes(spec, index, block, layer, tuple(ids.shape))
     return kept
 
 
-def _require_shapes(
-    spec: ModelSpec, index: int, block: tuple[Any, Any], layer: LayerSpec, tokens: int
+def _require_causal(
+    module: PreTrainedModel, spec: ModelSpec, alone: list[tuple[Tensor, Tensor]]
 ) -> None:
-    wanted = [(tokens, layer.kv_heads, 1, dim) for dim in (layer.key_dim, layer.value_dim)]
+    """Raise UnsupportedModel if a token's keys or values change when another one follows it."""
+    tolerance = TOLERANCE.get(module.dtype, TOLERANCE[torch.bfloat16])
+    for index, (one, followed) in enumerate(
+        zip(alone, _read(module, spec, 0, more=1), strict=True)
+    ):
+        error = max(_error(b[:, :, :1], a) for a, b in zip(one, followed, strict=True))
+        if error > tolerance:
+            raise UnsupportedModel(
+                f"a token's keys and values in layer {index} of {spec.name} ({spec.architecture}) "
+                f"change by {error:.2g} of the largest when another token follows it",
+                hint="its attention sees tokens that come later, so a prefix has no cache of its "
+                "own",
+            )
+
+
+def _require_shapes(
+    spec: ModelSpec, index: int, block: tuple[Any, Any], layer: LayerSpec, ids: tuple[int, ...]
+) -> None:
+    rows, tokens = ids
+    wanted = [(rows, layer.kv_heads, tokens, dim) for dim in (layer.key_dim, layer.value_dim)]
     found = [tuple(each.shape) if isinstance(each, Tensor) else None for each in block]
     if found != wanted:
         raise UnsupportedModel(

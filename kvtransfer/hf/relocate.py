@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from kvtransfer.errors import RotationError
 from kvtransfer.geometry.cache import KVCache
-from kvtransfer.hf.fits import check_fits, check_room
+from kvtransfer.hf.fits import check_fits, check_room, check_tables
 from kvtransfer.hf.model import LanguageModel
 
 GROWING_QUERIES = "llama_4_scaling_beta"
@@ -26,6 +26,8 @@ def relocate(model: LanguageModel, cache: KVCache, start: int) -> KVCache:
         IncompatibleModels: it is another model's cache.
     """
     check_fits(model, cache)
+    if cache.tokens == 0:
+        return cache
     shift = start - int(cache.positions.min())
     if shift == 0:
         return cache
@@ -34,6 +36,8 @@ def relocate(model: LanguageModel, cache: KVCache, start: int) -> KVCache:
     positions = cache.positions + shift
     ends = int(cache.positions.max()) + 1, int(positions.max()) + 1
     check_room(model, ends[1])
+    # A prefix that was cut from a longer text may carry that text's table.
+    check_tables(model, cache, ends[0], ends[0])
     for reason in _obstacles(model, *ends):
         raise RotationError(
             f"a cache of {model.spec.name} ({model.spec.architecture}) cannot be moved: {reason}",

@@ -12,7 +12,14 @@ from kvtransfer.errors import CacheLayoutError
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.hf.cache import read, write
 from kvtransfer.hf.call import call
-from kvtransfer.hf.fits import check_fits, check_padding, check_room, check_tables, next_position
+from kvtransfer.hf.fits import (
+    check_fits,
+    check_ids,
+    check_padding,
+    check_room,
+    check_tables,
+    next_position,
+)
 from kvtransfer.hf.model import LanguageModel
 
 
@@ -23,6 +30,7 @@ def prefill(model: LanguageModel, ids: Int[Tensor, "b t"]) -> KVCache:
         CacheLayoutError: there is nothing to read, or more than the model has positions for, or
             the rows were padded to one length.
     """
+    check_ids(model, ids)
     if ids.shape[1] == 0:
         raise CacheLayoutError("an empty prefix has no cache", hint="give at least one token")
     check_room(model, ids.shape[1])
@@ -35,13 +43,15 @@ def read_at(
     model: LanguageModel, ids: Int[Tensor, "b t"], positions: Int[Tensor, "b t"]
 ) -> KVCache:
     """The cache that ``model`` makes of ``ids`` alone, as if they stood at ``positions``."""
+    model.require_as_wrapped()
     ids = ids.to(model.device)
     # Asked before the forward: a dynamic table remembers longer texts read earlier, and asking
     # for this length sets it back.
     rotations = model.rotary(positions)
     cache = DynamicCache()  # plain layers: they keep every token, also where the model has windows
     decoder = model.module.base_model  # the language-model head would be computed for nothing
-    call(decoder, ids, cache, positions, torch.ones_like(ids))
+    with torch.no_grad():
+        call(decoder, ids, cache, positions, torch.ones_like(ids))
     return read(cache, positions, rotations=rotations, model=model.spec.identity)
 
 
@@ -57,6 +67,15 @@ def score(
             keys were turned by another table than the model has for the whole length.
         IncompatibleModels: the prefix belongs to another model, or does not say to which.
     """
+    with torch.no_grad():
+        return logits_on(model, ids, prefix)
+
+
+def logits_on(
+    model: LanguageModel, ids: Int[Tensor, "b s"], prefix: KVCache | None = None
+) -> Float[Tensor, "b s v"]:
+    """As :func:`score`, and differentiable in the prefix's keys and values."""
+    check_ids(model, ids)
     if prefix is not None and prefix.batch != len(ids):
         raise CacheLayoutError(
             f"a prefix of batch {prefix.batch} under live tokens of batch {len(ids)}",
@@ -78,11 +97,18 @@ def generate(
     Raises:
         CacheLayoutError, IncompatibleModels: as :func:`score`.
     """
+    if prefix is not None and prefix.batch != 1:
+        raise CacheLayoutError(
+            f"a prefix of batch {prefix.batch} under one prompt",
+            hint="generate after one sequence at a time",
+        )
+    check_ids(model, ids[None])
     read_on = _Reader.over(model, prefix)
     stops = _end_tokens(model)
     step = ids[None]
     for _ in range(max_new_tokens):
-        token = int(read_on(step, last=True)[0, -1].argmax())
+        with torch.no_grad():
+            token = int(read_on(step, last=True)[0, -1].argmax())
         if token in stops:
             return
         yield token

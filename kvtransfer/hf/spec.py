@@ -162,8 +162,17 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _settings_digest(config: PreTrainedConfig) -> str:
-    described = {k: _plain(v) for k, v in config.to_dict().items() if k not in NO_SETTINGS}
-    return _digest(described)[:12]
+    # Only what differs from the architecture's defaults: a later transformers knows more settings.
+    try:
+        defaults = type(config)().to_dict()
+    except Exception:  # some configs cannot be made of nothing
+        defaults = {}
+    described = {
+        name: _plain(value)
+        for name, value in config.to_dict().items()
+        if name not in NO_SETTINGS and (name not in defaults or defaults[name] != value)
+    }
+    return _digest(described | {"model_type": config.model_type})[:12]
 
 
 def _plain(value: Any) -> Any:

@@ -137,7 +137,7 @@ def test_what_is_mapped_is_the_targets_to_read(
     mapped = make_mapping()(prefill(source, IDS))
 
     assert [block.shape for block in mapped.keys] == [(1, 4, 24, 8)] * 2
-    assert mapped.model == target.spec.weights
+    assert mapped.model == target.spec.identity
     assert torch.equal(mapped.positions, torch.arange(24)[None])
     assert score(target, IDS[:, :3], mapped).shape == (1, 3, 512)
 
@@ -269,3 +269,32 @@ def test_what_was_said_of_a_cache_is_said_of_the_mapped_one(
     noted = replace(prefill(source, IDS), note="dequantised from four bits")
 
     assert make_mapping()(noted).note == "dequantised from four bits"
+
+
+@pytest.mark.parametrize("end", ["source", "target"])
+def test_the_same_weights_under_another_config_are_no_end_of_a_mapping(
+    make_mapping: Callable[..., KVMapping],
+    source: LanguageModel,
+    target: LanguageModel,
+    tiny: Callable[..., LanguageModel],
+    end: str,
+) -> None:
+    mapping = make_mapping()
+    if end == "source":
+        other = tiny("llama", seed=1, num_hidden_layers=3, rms_norm_eps=0.5)
+        assert other.spec.weights == source.spec.weights
+        with pytest.raises(IncompatibleModels):
+            mapping(prefill(other, IDS))
+        ends = other.spec, target.spec
+    else:
+        other = tiny(
+            "qwen3", seed=2, num_hidden_layers=2, num_key_value_heads=4, head_dim=8,
+            hidden_act="relu",
+        )  # fmt: skip
+        assert other.spec.weights == target.spec.weights
+        with pytest.raises(IncompatibleModels, match="fingerprint"):
+            score(other, IDS[:, :3], mapping(prefill(source, IDS)))
+        ends = source.spec, other.spec
+    with pytest.raises(IncompatibleModels):
+        mapping.check_ends(*ends)
+    assert mapping.insisting_on(*ends).notes

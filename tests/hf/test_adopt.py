@@ -206,7 +206,7 @@ MISTAKES: dict[str, tuple[Change, str]] = {
     ),
     "not a number": (
         only_keys(lambda b: torch.full_like(b, float("nan"))),
-        "keys of layer 0 are not what",
+        "keys of layer 0 are not all finite",
     ),
     "tokens out of order": (every(lambda b: b.flip(2)), "keys of layer 0 are not what"),
     "one token exchanged far behind": (
@@ -341,3 +341,46 @@ def test_wrapping_a_bfloat16_model_compares_as_loosely_as_its_numbers_are(
     assert found.dtype == torch.bfloat16
     with pytest.raises(CacheLayoutError, match="are not what"):
         adopt(narrow, filled(narrow, DynamicCache(), IDS.flip(1)), IDS)
+
+
+def test_the_whole_text_can_be_read_again(model: LanguageModel) -> None:
+    """Deep layers of late tokens are taken on trust, unless one asks."""
+    own = prefill(model, IDS)
+    late = [block.clone() for block in own.values]
+    late[1][:, :, 15] += 1.0
+    outside = list(zip(own.keys, late, strict=True))
+
+    assert adopt(model, outside, IDS).tokens == TOKENS
+    with pytest.raises(CacheLayoutError, match="values of layer 1 are not what"):
+        adopt(model, outside, IDS, whole=True)
+    assert same(adopt(model, list(own), IDS, whole=True), own)
+
+
+def test_beyond_a_switch_over_every_layer_is_compared(tiny: Callable[..., LanguageModel]) -> None:
+    from tests.theorems.ropes import LONGROPE
+
+    model = tiny("llama", num_hidden_layers=3, rope_parameters=LONGROPE)
+    ids = torch.arange(150)[None] % 500 + 3
+    first, second, third = prefill(model, ids)
+
+    with pytest.raises(CacheLayoutError, match="keys of layer 1 are not what"):
+        adopt(model, [first, third, second], ids)
+
+
+def test_one_wrong_row_of_a_batch_is_enough(model: LanguageModel) -> None:
+    ids = torch.cat([IDS.roll(i, 1) for i in range(16)])
+    outside = [(k.clone(), v.clone()) for k, v in prefill(model, ids)]
+    for keys, values in outside:
+        keys[7] *= 1.05
+        values[7] *= 1.05
+
+    with pytest.raises(CacheLayoutError, match="keys of layer 0 are not what"):
+        adopt(model, outside, ids)
+
+
+def test_a_value_is_adopted_as_it_is(model: LanguageModel) -> None:
+    own = prefill(model, IDS)
+
+    assert same(adopt(model, own, IDS), own)
+    with pytest.raises(CacheLayoutError, match="content keys"):
+        adopt(model, own.content(), IDS)

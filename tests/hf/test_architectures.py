@@ -271,7 +271,7 @@ REFUSED: Rows = {
     "bart": ("is an encoder-decoder", {}),
     "beam": ("cannot read a token into a cache", {}),
     "bert": ("is an encoder: its tokens see those that come later", {}),
-    "bert-generation": ("the values of layer 0", {}),
+    "bert-generation": ("when another token follows it", {}),
     "big_bird": ("is an encoder: its tokens see those that come later", {}),
     "bigbird_pegasus": ("is an encoder-decoder", {}),
     "blenderbot": ("is an encoder-decoder", {}),

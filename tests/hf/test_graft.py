@@ -1,6 +1,8 @@
 """What transformers itself does on a graft is right, or refused before it runs."""
 
 from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -126,7 +128,7 @@ def test_forward_refuses_a_mask_of_another_length(
 ) -> None:
     module: Any = model.module
     with grafted(model, prefix) as cache:
-        says = f"a mask over {length}|mask over {length} tokens, where the cache holds 12"
+        says = rf"mask of shape \(1, {length}\), where the cache holds 12"
         with pytest.raises(CacheLayoutError, match=says):
             module(LIVE, cache=cache, attention_mask=ones(length))
 
@@ -134,10 +136,119 @@ def test_forward_refuses_a_mask_of_another_length(
 def test_forward_refuses_other_positions(model: LanguageModel, prefix: KVCache) -> None:
     module: Any = model.module
     with grafted(model, prefix) as cache:
-        with pytest.raises(CacheLayoutError, match="live tokens at positions 0 to 7"):
+        with pytest.raises(CacheLayoutError, match=r"live tokens at positions \[0, 1, 2, 3\]"):
             module(LIVE, cache=cache, position_ids=torch.arange(8)[None])
         with pytest.raises(CacheLayoutError, match="no live tokens"):
             module(LIVE[:, :0], cache=cache)
+
+
+def test_positional_arguments_are_looked_at_like_named_ones(
+    model: LanguageModel, prefix: KVCache
+) -> None:
+    """transformers' order: ids, mask, positions, cache."""
+    module: Any = model.module
+    right = score(model, LIVE, prefix)
+    for moved in (prefix, relocate(model, prefix, 100)):
+        with grafted(model, moved) as cache, torch.no_grad():
+            logits = module(LIVE, ones(SPAN), None, cache).logits
+        torch.testing.assert_close(logits, right, atol=1e-4, rtol=1e-4)
+    with grafted(model, prefix) as cache:
+        with pytest.raises(CacheLayoutError, match="an attention mask of shape"):
+            module(LIVE, ones(LIVE.shape[1]), None, cache)
+        with pytest.raises(CacheLayoutError, match="live tokens at positions"):
+            module(LIVE, None, torch.arange(8)[None], cache)
+
+
+def test_the_base_model_and_copies_of_the_cache_are_looked_at_too(
+    model: LanguageModel, prefix: KVCache
+) -> None:
+    moved = relocate(model, prefix, 100)
+    module: Any = model.module
+    with grafted(model, moved) as cache, torch.no_grad():
+        copied = module(LIVE, cache=deepcopy(cache)).logits
+        with pytest.raises(CacheLayoutError, match="an attention mask of shape"):
+            module.base_model(LIVE, cache=cache, attention_mask=ones(3))
+
+    torch.testing.assert_close(copied, score(model, LIVE, prefix), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("mask", "positions"),
+    [
+        (None, [[12, 15, 12, 15, 16, 17, 18, 19]]),
+        ([1] * 11 + [0] + [1] * 8, None),
+        ([0] * 5 + [1] * 15, None),
+    ],
+    ids=["shuffled in the middle", "the prefix's end hidden", "the prefix's beginning hidden"],
+)
+def test_nothing_is_numbered_or_hidden_in_another_way(
+    model: LanguageModel, prefix: KVCache, mask: list[int] | None, positions: list[list[int]] | None
+) -> None:
+    module: Any = model.module
+    with grafted(model, prefix) as cache, pytest.raises(CacheLayoutError) as caught:
+        module(
+            LIVE,
+            cache=cache,
+            attention_mask=None if mask is None else torch.tensor([mask]),
+            position_ids=None if positions is None else torch.tensor(positions),
+        )
+
+    assert ("positions" if positions else "hides tokens of the prefix") in caught.value.message
+
+
+def test_embeddings_may_be_given_for_live_tokens(model: LanguageModel, prefix: KVCache) -> None:
+    module: Any = model.module
+    embedded = module.get_input_embeddings()(LIVE).detach()
+
+    with grafted(model, prefix) as cache, torch.no_grad():
+        logits = module(inputs_embeds=embedded, cache=cache).logits
+
+    torch.testing.assert_close(logits, score(model, LIVE, prefix))
+
+
+def test_beams_stand_on_one_prefix(model: LanguageModel, prefix: KVCache) -> None:
+    module: Any = model.module
+    asked = {"num_beams": 2, "do_sample": False, "max_new_tokens": 4}
+    other = prefill(model, PREFIX.flip(1))
+    two = replace(
+        prefix.expand(2),
+        keys=tuple(map(torch.cat, zip(prefix.keys, other.keys, strict=True))),
+        values=tuple(map(torch.cat, zip(prefix.values, other.values, strict=True))),
+    )
+
+    with grafted(model, prefix.expand(2)) as cache:
+        found = module.generate(LIVE, cache=cache, attention_mask=ones(SPAN), **asked)
+    plain = module.generate(IDS, attention_mask=ones(SPAN), **asked)
+    for wrong, says in ((prefix, "batch 1 under 1 prompts of 2"), (two, "on different prefixes")):
+        with grafted(model, wrong) as cache, pytest.raises(CacheLayoutError, match=says) as caught:
+            module.generate(LIVE, cache=cache, attention_mask=ones(SPAN), **asked)
+        assert "expand" in str(caught.value.hint)
+
+    assert found[0, LIVE.shape[1] :].tolist() == plain[0, SPAN:].tolist()
+
+
+def test_another_batch_than_the_prefixs_is_refused(model: LanguageModel, prefix: KVCache) -> None:
+    module: Any = model.module
+    says = "2 rows of live tokens on a prefix of batch 1"
+    with grafted(model, prefix) as cache, pytest.raises(CacheLayoutError, match=says):
+        module(LIVE.repeat(2, 1), cache=cache)
+    with pytest.raises(CacheLayoutError, match="batch 2 under one prompt"):
+        list(generate(model, LIVE[0], prefix.expand(2), max_new_tokens=1))
+
+
+def test_grafts_within_grafts_leave_each_other_alone(model: LanguageModel, prefix: KVCache) -> None:
+    other = prefill(model, PREFIX.flip(1))
+    module: Any = model.module
+    with grafted(model, prefix) as outer:
+        with grafted(model, other) as inner:
+            second = written(model, LIVE, inner, attention_mask=ones(SPAN))
+        with pytest.raises(CacheLayoutError, match="which of them are live"):
+            written(model, LIVE, outer)
+        first = written(model, LIVE, outer, attention_mask=ones(SPAN))
+
+    assert first == list(generate(model, LIVE[0], prefix, max_new_tokens=6))
+    assert second == list(generate(model, LIVE[0], other, max_new_tokens=6))
+    assert "generate" not in vars(module)
 
 
 def test_a_graft_serves_one_prompt(model: LanguageModel, prefix: KVCache) -> None:
@@ -159,14 +270,14 @@ def test_other_calls_of_the_model_are_left_alone(model: LanguageModel, prefix: K
 
     torch.testing.assert_close(alone, score(model, LIVE))
     assert module.generate == before  # and after it, the model is as it was
-    assert not module._forward_pre_hooks
+    assert not module.base_model._forward_pre_hooks
 
 
 def test_the_watch_ends_when_the_block_fails(model: LanguageModel, prefix: KVCache) -> None:
     with pytest.raises(RuntimeError, match="outside"), grafted(model, prefix):
         raise RuntimeError("outside")
 
-    assert not model.module._forward_pre_hooks
+    assert not model.module.base_model._forward_pre_hooks
     assert "generate" not in vars(model.module)
 
 

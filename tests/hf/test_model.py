@@ -1,16 +1,27 @@
 """Models load whole, on a device that can run them, or not at all."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from kvtransfer.errors import DeviceError, ModelNotFound, UnsupportedModel
+from kvtransfer.errors import (
+    CacheLayoutError,
+    DeviceError,
+    IncompatibleModels,
+    ModelNotFound,
+    UnsupportedModel,
+)
+from kvtransfer.hf.fits import check_ids
 from kvtransfer.hf.model import LanguageModel, load, usable_device, wrap
+from kvtransfer.hf.run import prefill, score
 
 
 def edit(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
@@ -117,3 +128,64 @@ def test_a_text_is_the_ids_that_decode_to_it(model: LanguageModel) -> None:
     assert model.tokenizer.eos_token_id not in ids.tolist()
     assert model.decode(ids) == text
     assert len(model.encode("")) == 0
+
+
+def test_a_model_in_training_mode_is_refused(tiny: Callable[..., LanguageModel]) -> None:
+    model = tiny("llama", num_hidden_layers=1, attention_dropout=0.5)
+    ids = torch.arange(5, 15)[None]
+    cache = prefill(model, ids)
+
+    model.module.train()
+
+    for use in (lambda: prefill(model, ids), lambda: score(model, ids, cache)):
+        with pytest.raises(IncompatibleModels, match="training mode"):
+            use()
+    with pytest.raises(UnsupportedModel, match="training mode"):
+        wrap(model.module, model.tokenizer)
+
+
+def test_a_model_that_sees_ahead_is_refused(tiny: Callable[..., LanguageModel]) -> None:
+    """Nothing in its config or its rotations says it; two tokens do."""
+    model = tiny("llama", num_hidden_layers=2)
+    config: Any = model.module.config
+    config.is_causal = False
+
+    with pytest.raises(UnsupportedModel, match=r"layer 1 .* when another token follows it"):
+        wrap(model.module, model.tokenizer)
+
+
+def test_adapters_that_change_after_wrapping_are_noticed(
+    tiny: Callable[..., LanguageModel],
+) -> None:
+    plain = tiny("llama", num_hidden_layers=2)
+    ids = torch.arange(5, 15)[None]
+    config = peft.LoraConfig(r=2, target_modules=["v_proj"], init_lora_weights=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by an older name
+        adapted = peft.get_peft_model(plain.module, config).eval()
+    model = wrap(adapted, plain.tokenizer)
+    cache = prefill(model, ids)
+
+    with adapted.disable_adapter(), pytest.raises(IncompatibleModels, match="other adapters act"):
+        score(model, ids, cache)
+    with pytest.raises(IncompatibleModels, match="other adapters act"):
+        prefill(plain, ids)  # its handle is older than the adapter
+
+    assert score(model, ids, cache).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("ids", "says"),
+    [
+        (torch.arange(5), r"shape \(5,\)"),
+        (torch.ones(1, 5), "torch.float32"),
+        (torch.tensor([[5, 600]]), "knows 512"),
+        (torch.tensor([[5, -1]]), "from -1 to 5"),
+    ],
+    ids=["one sequence", "fractions", "unknown", "negative"],
+)
+def test_ids_that_are_none_are_refused(model: LanguageModel, ids: Tensor, says: str) -> None:
+    with pytest.raises(CacheLayoutError, match=says) as caught:
+        check_ids(model, ids)  # which every door goes through
+
+    assert caught.value.hint

@@ -29,6 +29,7 @@ def test_moving_there_and_back_changes_nothing(model: LanguageModel) -> None:
         torch.testing.assert_close(near, exact, atol=1e-5, rtol=1e-5)
     assert all(map(torch.equal, moved.values, cache.values))
     assert relocate(model, cache, 0) is cache
+    assert relocate(model, cache.prefix(0), 7).tokens == 0
 
 
 def test_a_moved_prefix_gives_the_same_logits(model: LanguageModel) -> None:
@@ -96,6 +97,20 @@ def test_no_text_is_read_on_across_that_length(
     whole = prefill(model, ids)  # in one go it is turned by one table, which travels with it
     with pytest.raises(CacheLayoutError, match=f"changes beyond {limit}"):
         score(model, ids[:, :2], whole.prefix(limit - 8))
+
+
+@pytest.mark.parametrize("rope", [LONGROPE, DYNAMIC], ids=["longrope", "dynamic"])
+def test_a_prefix_that_was_cut_from_a_longer_text_is_not_moved(
+    tiny: Callable[..., LanguageModel], rope: dict[str, object]
+) -> None:
+    more = {"max_position_embeddings": 64} if rope is DYNAMIC else {}
+    model = tiny("llama", rope_parameters=rope, **more)
+    long = prefill(model, torch.arange(150)[None] % 500 + 3)
+
+    with pytest.raises(CacheLayoutError, match="another table") as caught:
+        relocate(model, long.prefix(20), 8)
+
+    assert "cut from a longer text" in str(caught.value.hint)
 
 
 def test_beyond_the_length_longrope_reads_on_and_dynamic_does_not(

@@ -221,6 +221,7 @@ def test_a_padded_batch_is_refused_with_the_padding_of_each_row(
     for run in (lambda: prefill(padded, batch), lambda: score(padded, batch)):
         with pytest.raises(CacheLayoutError, match=r"with \[0, 2\] padding tokens"):
             run()
-    ended = torch.tensor([[5, 6, 7, 0], [9, 10, 11, 12]])  # a text that ends is not padded
-    assert prefill(padded, ended).batch == 2
+    # A text that ends, or begins after another, is not padded.
+    for texts in ([[5, 6, 7, 0], [9, 10, 11, 12]], [[0, 6, 7, 5], [9, 10, 11, 12]]):
+        assert prefill(padded, torch.tensor(texts)).batch == 2
     assert prefill(model, batch).batch == 2  # its tokenizer pads with nothing

@@ -273,7 +273,8 @@ def prefill_at(
     rotations = model.rotary(positions)
     cache = DynamicCache()
     mask = torch.ones_like(ids) if real is None else real.long()
-    call(model.module, ids, cache, positions, mask)
+    with torch.no_grad():
+        call(model.module, ids, cache, positions, mask)
     return read(cache, positions, rotations=rotations, model=model.spec.weights)
 
 

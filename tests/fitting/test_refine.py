@@ -1,0 +1,179 @@
+"""Refining lowers what it is judged by, or changes nothing."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kvtransfer.errors import IncompatibleModels, TextError
+from kvtransfer.fitting.affine import Affine, LowRank
+from kvtransfer.fitting.fit import FitSettings, fit
+from kvtransfer.fitting.mapping import KVMapping, LayerMap
+from kvtransfer.fitting.refine import RefineReport, RefineSettings, refine
+from kvtransfer.fitting.texts import builtin
+from kvtransfer.hf.model import LanguageModel, load
+from kvtransfer.hf.run import logits_on, prefill, score
+from kvtransfer.measures.agreement import kl, nll
+
+QUICK = RefineSettings(
+    windows=40, rank=8, prefix=64, continuation=32, heldout=5, every=20, learning_rate=0.01
+)
+IDS = torch.arange(5, 65, 2)[None]
+
+
+@pytest.fixture(scope="module")
+def source() -> LanguageModel:
+    """Trained models: noise has nothing to teach."""
+    return load("tiny-4l", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def target() -> LanguageModel:
+    return load("tiny-6l", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def coarse(source: LanguageModel, target: LanguageModel) -> KVMapping:
+    """A map of a low rank: it has much to learn."""
+    settings = FitSettings(tokens=4096, chunk=128, layers=1, rank=8, batch=16)
+    return fit(source, target, builtin("fit"), settings).mapping
+
+
+@pytest.fixture(scope="module")
+def refined(coarse: KVMapping, source: LanguageModel, target: LanguageModel) -> RefineReport:
+    return refine(coarse, source, target, builtin("fit"), QUICK)
+
+
+def test_held_out_kl_falls(refined: RefineReport) -> None:
+    assert refined
+    assert refined.best.kl < 0.95 * refined.history[0].kl
+    assert refined.best == min(refined.history, key=lambda each: each.kl)
+    assert [each.step for each in refined.history] == [0, 20, 40]
+    assert refined.seconds > 0
+
+
+def test_what_is_kept_is_what_was_judged(
+    refined: RefineReport, coarse: KVMapping, source: LanguageModel, target: LanguageModel
+) -> None:
+    """The same windows, judged once more from outside."""
+    from kvtransfer.fitting.chunks import chunks
+
+    separator = target.tokenizer.eos_token_id
+    windows = list(chunks(builtin("fit"), target.encode, length=96, separator=separator))
+    held = [windows[number] for number in (1, 9, 17, 25, 33)]
+    for mapping, judged in ((coarse, refined.history[0]), (refined.mapping, refined.best)):
+        found = []
+        for ids in held:
+            hidden, live = ids[None, :63], ids[None, 63:-1]
+            own = score(target, live, prefill(target, hidden))[0]
+            mapped = score(target, live, mapping(prefill(source, hidden)))[0]
+            found.append((kl(own, mapped).mean(), nll(mapped, ids[64:]).mean()))
+        mean_kl, mean_nll = (float(torch.stack(each).mean()) for each in zip(*found, strict=True))
+        assert mean_kl == pytest.approx(judged.kl, rel=1e-4)
+        assert mean_nll == pytest.approx(judged.nll, rel=1e-4)
+
+
+def test_an_update_of_a_low_rank_map_is_of_low_rank(
+    refined: RefineReport, coarse: KVMapping
+) -> None:
+    for before, after in zip(coarse.layers, refined.mapping.layers, strict=True):
+        assert isinstance(after.keys, LowRank)
+        assert isinstance(before.keys, LowRank)
+        assert after.keys.down.shape[1] == before.keys.down.shape[1] + QUICK.rank
+        assert torch.equal(after.keys.down[:, :8], before.keys.down)
+    assert refined.mapping.settings["refine"]["kept_step"] == refined.best.step
+    assert refined.mapping.shuffled == coarse.shuffled
+
+
+def test_a_whole_map_stays_a_whole_map(source: LanguageModel, target: LanguageModel) -> None:
+    settings = FitSettings(tokens=2048, chunk=64, layers=1, batch=16)
+    whole = fit(source, target, builtin("fit"), settings).mapping
+
+    after = refine(whole, source, target, builtin("fit"), replace(QUICK, windows=8)).mapping
+
+    for one, other in zip(whole.layers, after.layers, strict=True):
+        assert isinstance(other.keys, Affine)
+        assert isinstance(one.keys, Affine)
+        change = other.keys.weight - one.keys.weight
+        assert int(torch.linalg.matrix_rank(change, rtol=1e-4)) <= QUICK.rank
+
+
+def test_what_cannot_be_better_is_left_as_it_is(source: LanguageModel) -> None:
+    """A model mapped to itself: KL is zero already, and every step would raise it."""
+    depth = range(len(source.spec.layers))
+    same = Affine(torch.eye(64), torch.zeros(64))
+    itself = KVMapping(
+        source=source.spec,
+        target=source.spec,
+        layers=tuple(LayerMap((i,), same, same) for i in depth),
+        rotate=source.rotary,
+        target_config=source.module.config.to_dict(),
+        settings={},
+        quality={},
+        provenance={},
+    )
+
+    found = refine(
+        itself, source, source, builtin("fit"), replace(QUICK, windows=8, learning_rate=0.5)
+    )
+
+    assert not found
+    assert found.best == found.history[0]
+    assert all(each.kl >= found.best.kl for each in found.history)
+    assert found.mapping.layers == itself.layers
+
+
+def test_models_are_left_as_they_were(
+    coarse: KVMapping, source: LanguageModel, target: LanguageModel
+) -> None:
+    before = [parameter.clone() for parameter in target.module.parameters()]
+
+    refine(coarse, source, target, builtin("fit"), replace(QUICK, windows=2, heldout=1))
+
+    for now, then in zip(target.module.parameters(), before, strict=True):
+        assert torch.equal(now, then)
+        assert now.requires_grad
+        assert now.grad is None
+
+
+def test_the_same_seed_gives_the_same_maps(
+    coarse: KVMapping, source: LanguageModel, target: LanguageModel
+) -> None:
+    short = replace(QUICK, windows=4, heldout=1)
+    one, other = (refine(coarse, source, target, builtin("fit"), short) for _ in range(2))
+
+    assert one.history == other.history
+
+
+def test_logits_are_differentiable_in_a_prefix(target: LanguageModel) -> None:
+    cache = prefill(target, IDS[:, :12])
+    keys = tuple(block.clone().requires_grad_() for block in cache.keys)
+    grown = replace(cache, keys=keys)
+
+    logits_on(target, IDS[:, 12:], grown).square().sum().backward()
+
+    assert all(block.grad is not None and bool(block.grad.any()) for block in keys)
+    assert not score(target, IDS[:, 12:], grown).requires_grad
+
+
+def test_too_little_text_and_another_pair_are_refused(
+    coarse: KVMapping,
+    source: LanguageModel,
+    target: LanguageModel,
+    tiny: Callable[..., LanguageModel],
+) -> None:
+    with pytest.raises(TextError, match="needs two at least"):
+        refine(coarse, source, target, [builtin("fit")[0][:480]], QUICK)
+    with pytest.raises(IncompatibleModels):
+        refine(coarse, target, source, builtin("fit"), QUICK)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"windows": 0}, {"rank": 0}, {"prefix": 1}, {"continuation": 0}, {"learning_rate": 0.0}],
+    ids=str,
+)
+def test_settings_that_train_nothing_are_a_mistake(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        RefineSettings(**wrong)  # type: ignore[arg-type]
