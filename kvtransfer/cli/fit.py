@@ -38,6 +38,13 @@ def fit(
             "kind, the paper's) or 'both' (its keys and values together)."
         ),
     ] = "same",
+    refine: Annotated[
+        int,
+        typer.Option(
+            help="Then train low-rank updates of the maps on this many windows of the text, so "
+            "that the target predicts from the mapped prefix what it predicts from its own."
+        ),
+    ] = 0,
     rank: Annotated[int | None, typer.Option(help="Reduce each layer's map to this rank.")] = None,
     storage: Annotated[str, typer.Option(help="float32, bfloat16 or int8.")] = "float32",
     products: Annotated[
@@ -62,6 +69,8 @@ def fit(
         from kvtransfer import artifact
         from kvtransfer.fitting.fit import FitSettings
         from kvtransfer.fitting.fit import fit as run
+        from kvtransfer.fitting.refine import RefineSettings
+        from kvtransfer.fitting.refine import refine as improve
         from kvtransfer.fitting.solvers import SOLVERS
         from kvtransfer.fitting.texts import read_all
         from kvtransfer.hf.check import check
@@ -81,13 +90,20 @@ def fit(
             batch=batch,
             seed=seed,
         )
+        steps = RefineSettings(windows=refine, seed=seed) if refine else None
         artifact.refuse_foreign(out)  # before an hour of work, not after
-        texts = read_all(data or ["builtin"])
+        # Refining reads the text once more, and standard input can be read once.
+        texts = read_all(data or ["builtin"]) if not refine else list(read_all(data or ["builtin"]))
         check(source, target).raise_if_blocked()
         models = load(source, dtype=dtype, device=device), load(target, dtype=dtype, device=device)
         depth = len(models[1].spec.layers)
-        with bars(capture=tokens + tokens // 7, solve=depth) as advance:
+        with bars(capture=tokens + tokens // 7, solve=depth, refine=refine) as advance:
             report = run(*models, texts, settings, progress=advance)
+            if steps is not None:
+                found = improve(
+                    report.mapping, *models, texts, steps, progress=lambda n: advance("refine", n)
+                )
+                report = report.refined_by(found)
         report.mapping.save_pretrained(
             out, dtype=cast(Literal["float32", "bfloat16", "int8"], storage)
         )

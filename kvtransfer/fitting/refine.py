@@ -100,7 +100,13 @@ class RefineReport:
         return to_json(self.to_dict())
 
     def __rich__(self) -> Table:
-        table = Table("step", "held-out KL to own", "held-out NLL", caption=f"{self.seconds:.0f} s")
+        table = Table(
+            "step",
+            "held-out KL to own",
+            "held-out NLL",
+            title="refined on the target's own predictions",
+            caption=f"{self.seconds:.0f} s; the bold one was kept",
+        )
         for each in self.history:
             kept = "bold" if each == self.best else None
             table.add_row(str(each.step), f"{each.kl:.4f}", f"{each.nll:.4f}", style=kept)

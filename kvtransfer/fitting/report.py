@@ -1,13 +1,15 @@
 """What a fit found, layer by layer, as a table and as JSON."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.console import Group
 from rich.table import Table
 
 from kvtransfer.fitting.layers import Choice
 from kvtransfer.fitting.mapping import KVMapping
+from kvtransfer.fitting.refine import RefineReport
 from kvtransfer.report import to_json
 
 
@@ -21,6 +23,8 @@ class FitReport:
     layers: tuple[Choice, ...]
     """With the held-out R² of the maps as they were saved."""
     seconds: dict[str, float]
+    refined: RefineReport | None = None
+    """What refining found, where it was asked for; the mapping is the refined one."""
 
     def __bool__(self) -> bool:
         return self.r2_keys > 0 and self.r2_values > 0
@@ -34,6 +38,15 @@ class FitReport:
     def r2_values(self) -> float:
         """Held-out R² of values, mean over layers."""
         return sum(layer.r2_values for layer in self.layers) / len(self.layers)
+
+    def refined_by(self, found: RefineReport) -> "FitReport":
+        """The same report with the refined mapping."""
+        return replace(
+            self,
+            mapping=found.mapping,
+            refined=found,
+            seconds=self.seconds | {"refine": found.seconds},
+        )
 
     def to_dict(self, *, folder: Path | None = None) -> dict[str, Any]:
         """The JSON shape that scripts rely on."""
@@ -55,6 +68,7 @@ class FitReport:
             ],
             "seconds": self.seconds,
             "bytes": size,
+            "refine": None if self.refined is None else self.refined.to_dict(),
             "provenance": dict(self.mapping.provenance),
         }
 
@@ -62,7 +76,10 @@ class FitReport:
         """Stable text."""
         return to_json(self.to_dict(folder=folder))
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> Group:
+        return Group(self._table(), *([] if self.refined is None else [self.refined]))
+
+    def _table(self) -> Table:
         table = Table(
             "target layer",
             "source layers",

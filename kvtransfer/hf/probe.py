@@ -33,7 +33,10 @@ TOLERANCE = {
     torch.float16: 1e-2,
     torch.bfloat16: 5e-2,
 }
-"""Largest error, relative to the layer's largest number, that rounding explains."""
+"""Largest error that rounding explains: in single precision relative to the layer's largest
+number, and in half precision, where noise grows through the layers, of norms."""
+
+HALF_PRECISION = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +69,12 @@ class LayerReading:
     def turn(self, believed: RotationSpec | None, tolerance: float) -> Turn:
         """The simplest explanation of what the keys did; what the config says is tried first."""
         start, end = (rows.flatten(0, 2).double() for rows in (self.keys, self.keys_there))
-        if (still := _error(start, end)) <= tolerance:
+        by_norm = self.keys.dtype in HALF_PRECISION
+        if (still := _error(start, end, by_norm=by_norm)) <= tolerance:
             return Turn(pairing=None, rotary_dim=0, error=still)
         best = still
         for pairing, rotary_dim in _candidates(believed, start.shape[1]):
-            error = _unexplained(start, end, pairing, rotary_dim)
+            error = _unexplained(start, end, pairing, rotary_dim, by_norm=by_norm)
             if error <= tolerance:
                 return Turn(pairing=pairing, rotary_dim=rotary_dim, error=error)
             best = min(best, error)
@@ -270,7 +274,9 @@ def _candidates(believed: RotationSpec | None, width: int) -> Iterator[tuple[Pai
             yield pairing, rotary_dim
 
 
-def _unexplained(start: Tensor, end: Tensor, pairing: Pairing, rotary_dim: int) -> float:
+def _unexplained(
+    start: Tensor, end: Tensor, pairing: Pairing, rotary_dim: int, *, by_norm: bool
+) -> float:
     """What the best turn and stretch of each pair (least squares) leaves of ``end``."""
     half = rotary_dim // 2
     if pairing == "half":
@@ -282,11 +288,18 @@ def _unexplained(start: Tensor, end: Tensor, pairing: Pairing, rotary_dim: int) 
     energy = (x.square() + y.square()).sum(0).clamp_min(torch.finfo(x.dtype).tiny)
     cos, sin = (x * u + y * v).sum(0) / energy, (x * v - y * u).sum(0) / energy
     turned = torch.cat((x * cos - y * sin, y * cos + x * sin, start[:, rotary_dim:]), dim=1)
-    return _error(turned, torch.cat((u, v, end[:, rotary_dim:]), dim=1))
+    return _error(turned, torch.cat((u, v, end[:, rotary_dim:]), dim=1), by_norm=by_norm)
 
 
-def _error(actual: Tensor, expected: Tensor) -> float:
-    """Largest difference over the largest number; one that is not finite is infinitely wrong."""
-    scale = expected.abs().max().clamp_min(torch.finfo(torch.float32).tiny)
-    error = float((actual.float() - expected.float()).abs().max() / scale)
+def _error(actual: Tensor, expected: Tensor, *, by_norm: bool | None = None) -> float:
+    """Largest difference over the largest number, or (in half precision) the same of norms.
+
+    One that is not finite is infinitely wrong.
+    """
+    if by_norm is None:
+        by_norm = actual.dtype in HALF_PRECISION
+    size = torch.linalg.vector_norm if by_norm else lambda x: x.abs().max()
+    wide = torch.promote_types(expected.dtype, torch.float32)
+    scale = size(expected.to(wide)).clamp_min(torch.finfo(torch.float32).tiny)
+    error = float(size(actual.to(wide) - expected.to(wide)) / scale)
     return error if error == error else float("inf")
