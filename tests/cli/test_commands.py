@@ -161,6 +161,31 @@ def test_a_fit_is_repeatable_and_reads_several_texts_and_standard_input(
     assert tensors[0] == tensors[1] == tensors[2]
 
 
+def test_a_fit_can_be_refined_and_says_what_that_was_worth(
+    run: Run, places: dict[str, Path], tmp_path: Path
+) -> None:
+    common = (
+        "fit", places["source"], places["target"], *QUICK_FIT, "--layers", "1",
+        "--features", "both", "--refine", "3",
+    )  # fmt: skip
+    text = places["prose"].read_bytes()
+
+    done = run(*common, "--out", tmp_path / "a", "--data", places["prose"], "--json")
+    piped = run(*common, "--out", tmp_path / "b", "--data", "-", stdin=text)
+
+    found = document(done)
+    history = found["refine"]["history"]
+    assert [each["step"] for each in history] == [0, 3]
+    assert found["refine"]["best"]["kl"] == min(each["kl"] for each in history)
+    assert found["seconds"]["refine"] > 0
+    mapping = KVMapping.from_pretrained(tmp_path / "a")
+    assert mapping.features == "both"
+    assert mapping.settings["refine"]["kept_step"] in (0, 3)
+    assert "held-out KL to own" in piped.stdout
+    tensors = [(tmp_path / name / "tensors.safetensors").read_bytes() for name in "ab"]
+    assert tensors[0] == tensors[1]
+
+
 @pytest.mark.parametrize("storage", ["bfloat16", "int8"])
 def test_narrow_storage_and_a_rank_make_a_smaller_mapping(
     run: Run, places: dict[str, Path], tmp_path: Path, storage: str
