@@ -42,6 +42,18 @@ def takes(module: nn.Module, argument: str) -> bool:
     return hands_on and base is not module and takes(base, argument)
 
 
+def named_arguments(
+    module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
+) -> dict[str, Any]:
+    """All arguments of a call by their names, also those that were given by position."""
+    signature = inspect.signature(module.forward)
+    bound = signature.bind_partial(*given, **named).arguments
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            bound |= bound.pop(name, {})
+    return bound
+
+
 def cache_keyword(forward: Any) -> str:
     """``cache``, or what older versions of transformers call it: ``past_key_values``."""
     parameters = inspect.signature(forward).parameters

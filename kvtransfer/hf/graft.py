@@ -1,6 +1,5 @@
 """Hand a prefix to transformers' own ``forward`` and ``generate``, and watch their calls."""
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeGuard
@@ -14,7 +13,7 @@ from transformers import DynamicCache
 from kvtransfer.errors import CacheLayoutError
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.hf.cache import write
-from kvtransfer.hf.call import cache_keyword
+from kvtransfer.hf.call import cache_keyword, named_arguments, takes
 from kvtransfer.hf.fits import check_fits, check_padding, check_room, check_tables, next_position
 from kvtransfer.hf.model import LanguageModel
 
@@ -53,8 +52,7 @@ def grafted(model: LanguageModel, prefix: KVCache) -> Iterator[DynamicCache]:
         return getattr(held, "graft", None) == mark
 
     def look(part: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        call = inspect.signature(part.forward).bind_partial(*given, **named).arguments
-        call |= call.pop("kwargs", {})
+        call = named_arguments(part, given, named)
         held = call.get(cache_keyword(part.forward), call.get("past_key_values"))
         if not ours(held):
             return None
@@ -68,7 +66,8 @@ def grafted(model: LanguageModel, prefix: KVCache) -> Iterator[DynamicCache]:
         start = cached + shift
         check_room(model, start + positions.shape[1])
         check_tables(model, prefix, start, start + positions.shape[1])
-        return (), call | {"position_ids": positions + shift}
+        numbered = {"position_ids": positions + shift} if takes(part, "position_ids") else {}
+        return (), call | numbered
 
     plain = module.generate
 

@@ -311,3 +311,20 @@ def test_a_padded_batch_of_prompts_on_one_prefix_is_read_right(
     for row, prompt in zip(out, (LIVE[0], short), strict=True):
         alone = list(generate(model, prompt, prefix, max_new_tokens=4))
         assert row[len(LIVE[0]) :].tolist()[: len(alone)] == alone
+
+
+@pytest.mark.parametrize("architecture", ["bloom", "gpt2", "gemma3_text", "gpt_neox"])
+def test_other_architectures_are_grafted_alike(
+    tiny: Callable[..., LanguageModel], architecture: str
+) -> None:
+    model = tiny(architecture, num_hidden_layers=2)
+    prefix = prefill(model, PREFIX)
+    module: Any = model.module
+
+    with grafted(model, prefix) as cache, torch.no_grad():
+        logits = module(LIVE, cache=cache).logits
+    with grafted(model, prefix) as cache:
+        found = written(model, LIVE, cache, attention_mask=ones(SPAN))
+
+    torch.testing.assert_close(logits, score(model, LIVE, prefix), atol=1e-4, rtol=1e-4)
+    assert found == list(generate(model, LIVE[0], prefix, max_new_tokens=6))
