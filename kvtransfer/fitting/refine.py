@@ -8,7 +8,7 @@ either model change.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -182,11 +182,21 @@ def refine(
         mapping=replace(
             kept,
             settings={**mapping.settings, "refine": asdict(settings) | {"kept_step": best.step}},
+            quality=_quality(mapping.quality, history[0], best),
         ),
         history=tuple(history),
         best=best,
         seconds=seconds,
     )
+
+
+def _quality(before: Mapping[str, Any], first: Judgement, best: Judgement) -> dict[str, Any]:
+    """What a card says: R² is of the maps as they came, KL of both."""
+    suffix = ", before refining"
+    return {name if name.endswith(suffix) else name + suffix: x for name, x in before.items()} | {
+        f"held-out KL to own{suffix}": round(first.kl, 4),
+        "held-out KL to own": round(best.kl, 4),
+    }
 
 
 class _Updates(nn.Module):

@@ -84,6 +84,11 @@ def test_an_update_of_a_low_rank_map_is_of_low_rank(
         assert torch.equal(after.keys.down[:, :8], before.keys.down)
     assert refined.mapping.settings["refine"]["kept_step"] == refined.best.step
     assert refined.mapping.shuffled == coarse.shuffled
+    assert refined.mapping.quality == {
+        **{f"{name}, before refining": value for name, value in coarse.quality.items()},
+        "held-out KL to own, before refining": round(refined.history[0].kl, 4),
+        "held-out KL to own": round(refined.best.kl, 4),
+    }
 
 
 def test_a_whole_map_stays_a_whole_map(source: LanguageModel, target: LanguageModel) -> None:
