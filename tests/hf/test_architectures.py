@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -385,6 +386,9 @@ REFUSED: Rows = {
 }
 """Architecture → a phrase of the refusal."""
 
+MEASURED = "5.24."
+"""The transformers whose architectures these are; another one may have more."""
+
 LEFT_OUT: Mapping[str, str] = {
     "dots3_note": "its config cannot be made small: vision width and text width must agree",
     "gemma3n": "its vision tower is timm's, which is no dependency; gemma3n_text is here",
@@ -516,6 +520,9 @@ def test_what_cannot_be_read_is_refused_by_name(
     assert caught.value.hint
 
 
+@pytest.mark.skipif(
+    not transformers.__version__.startswith(MEASURED), reason=f"measured with {MEASURED}"
+)
 def test_every_causal_language_model_of_transformers_is_here() -> None:
     rows = [*ACCEPTED, *REFUSED, *LEFT_OUT]
 
