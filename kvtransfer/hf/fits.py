@@ -199,6 +199,7 @@ def check_padding(
                 f"a mask that lets {lengths} tokens through, over rows of {ids.shape[1]} tokens",
                 hint="a padded batch has no common prefix; read its rows one at a time",
             )
+        return  # the mask says it all
     pad = model.tokenizer.pad_token_id
     if pad is None or len(ids) < 2:
         return

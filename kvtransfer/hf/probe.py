@@ -139,7 +139,7 @@ def _far(module: PreTrainedModel, spec: ModelSpec) -> int:
         for layer in spec.layers
         if layer.rotation is not None and layer.rotation.fixed_up_to is not None
     ]
-    return max(0, min(FARTHEST, *limits, FARTHEST) - 1)
+    return max(0, min([FARTHEST, *limits]) - 1)
 
 
 def _require_still_values(

@@ -10,7 +10,7 @@ import torch
 
 from kvtransfer.errors import CacheLayoutError, IncompatibleModels
 from kvtransfer.geometry.cache import KVCache
-from kvtransfer.hf.fits import check_fits
+from kvtransfer.hf.fits import check_fits, check_padding
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.run import generate, prefill, score
 
@@ -221,6 +221,7 @@ def test_a_padded_batch_is_refused_with_the_padding_of_each_row(
     for run in (lambda: prefill(padded, batch), lambda: score(padded, batch)):
         with pytest.raises(CacheLayoutError, match=r"with \[0, 2\] padding tokens"):
             run()
+    check_padding(padded, batch, torch.ones_like(batch))  # a mask says better what is padding
     # A text that ends, or begins after another, is not padded.
     for texts in ([[5, 6, 7, 0], [9, 10, 11, 12]], [[0, 6, 7, 5], [9, 10, 11, 12]]):
         assert prefill(padded, torch.tensor(texts)).batch == 2
