@@ -9,6 +9,7 @@ KVTransferError
 ├── TextError            a text or guide file is missing, empty, broken or too short
 ├── SeamError            prefix and live text do not meet at a token boundary
 ├── UnderdeterminedFit   fewer tokens than the map has unknowns
+├── BudgetError          no map is as small, or as quick, as was asked
 ├── ArtifactError        a saved file is missing, malformed, or for another model
 └── DeviceError          the device is absent or lacks the dtype
 
@@ -61,6 +62,10 @@ class UnderdeterminedFit(KVTransferError):
             hint=f"at least {features + 1} rows are needed: {hint}",
         )
         self.rows, self.features = rows, features
+
+
+class BudgetError(KVTransferError):
+    """No map is as small, or as quick, as was asked."""
 
 
 class ArtifactError(KVTransferError):

@@ -1,7 +1,7 @@
 """kvtransfer fit SOURCE TARGET --out DIR"""
 
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import typer
 
@@ -15,8 +15,9 @@ def fit(
     data: Annotated[
         list[str] | None,
         typer.Option(
-            help="Calibration text: .txt, .jsonl, .parquet, a hub data set, '-' for stdin, or "
-            "'builtin' (prose that every Python carries). May be given several times."
+            help="Calibration text: .txt, .jsonl, .parquet, a hub data set, '-' for stdin, "
+            "'builtin' (prose that every Python carries), or 'self:N' (N tokens that TARGET "
+            "writes). May be given several times."
         ),
     ] = None,
     tokens: Annotated[
@@ -30,7 +31,44 @@ def fit(
         float | None,
         typer.Option(help="Ridge strength, relative; chosen on held-out rows if not given."),
     ] = None,
-    solver: Annotated[str, typer.Option(help="How to solve: ridge.")] = "ridge",
+    solver: Annotated[
+        str,
+        typer.Option(
+            help="How to solve: ridge (the paper's), headwise, procrustes, lowrank, attention, "
+            "mlp; or auto, which tries many and takes the best within --budget."
+        ),
+    ] = "ridge",
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="With --solver auto: what the map may cost, as a size (9.6MB, as stored) or a "
+            "time to map one token (40us)."
+        ),
+    ] = None,
+    scale: Annotated[
+        str,
+        typer.Option(help="What --strength is relative to: 'relative', or 'absolute' (the paper)."),
+    ] = "relative",
+    selection: Annotated[
+        str,
+        typer.Option(
+            "--select",
+            help="Source layers: the 'top' ones alone (the paper), or 'greedy', each time the one "
+            "that adds most.",
+        ),
+    ] = "top",
+    start: Annotated[
+        int | None,
+        typer.Option(
+            help="Run the target's first START layers for real: their keys and values are exact, "
+            "and the others read the state there too. 0 costs a look-up of embeddings."
+        ),
+    ] = None,
+    gain: Annotated[float, typer.Option(help="How far outputs are spread from their mean.")] = 1.0,
+    heatmap: Annotated[
+        Path | None,
+        typer.Option(help="Draw how much each source layer explains of each target layer (.png)."),
+    ] = None,
     features: Annotated[
         str,
         typer.Option(
@@ -58,55 +96,88 @@ def fit(
 ) -> None:
     """Fit a mapping that takes SOURCE's KV cache to TARGET.
 
-    Both models read the same tokens; keys are de-rotated with each model's own rotary module; only
+    Both models read the same text; keys are de-rotated with each model's own rotary module; only
     sums are kept, so memory does not grow with the number of tokens.
     """
     with foreseen():
         settings_of_layers = _layers(layers)
+        stored = cast(Literal["float32", "bfloat16", "int8"], storage)
         _one_of("--storage", storage, ("float32", "bfloat16", "int8"))
         _one_of("--features", features, ("same", "both"))
+        _one_of("--scale", scale, ("relative", "absolute"))
+        _one_of("--select", selection, ("top", "greedy"))
         _one_of("--products", products, ("auto", "float64", "float32"))
+        if budget is not None and solver != "auto":
+            raise ValueError("--budget is for --solver auto, which has maps to choose from")
         from kvtransfer import artifact
-        from kvtransfer.fitting.fit import FitSettings
         from kvtransfer.fitting.fit import fit as run
+        from kvtransfer.fitting.heatmap import require_drawable, save_heatmap
+        from kvtransfer.fitting.neural import NetworkSettings
         from kvtransfer.fitting.refine import RefineSettings
         from kvtransfer.fitting.refine import refine as improve
-        from kvtransfer.fitting.solvers import SOLVERS
+        from kvtransfer.fitting.selftext import read_all_with, self_tokens
+        from kvtransfer.fitting.settings import SOLVER_NAMES, FitSettings
         from kvtransfer.fitting.texts import read_all
+        from kvtransfer.fitting.tried import Budget
         from kvtransfer.hf.check import check
         from kvtransfer.hf.model import load
         from kvtransfer.hf.quiet import quiet
 
         quiet()
-        _one_of("--solver", solver, tuple(SOLVERS))
+        _one_of("--solver", solver, SOLVER_NAMES)
         settings = FitSettings(
             tokens=tokens,
             chunk=chunk,
             layers=settings_of_layers,
+            solver=cast(Any, solver),
             strength=strength,
+            scale=cast(Literal["relative", "absolute"], scale),
             rank=rank,
+            gain=gain,
             features=cast(Literal["same", "both"], features),
+            selection=cast(Literal["top", "greedy"], selection),
+            start=start,
             products=cast(Literal["auto", "float64", "float32"], products),
             batch=batch,
             seed=seed,
+            network=NetworkSettings(seed=seed),
         )
+        bound = Budget() if budget is None else Budget.parse(budget)
         steps = RefineSettings(windows=refine, seed=seed) if refine else None
+        if heatmap is not None:
+            require_drawable(heatmap)
         artifact.refuse_foreign(out)  # before an hour of work, not after
-        # Refining reads the text once more, and standard input can be read once.
-        texts = read_all(data or ["builtin"]) if not refine else list(read_all(data or ["builtin"]))
+        names = data or ["builtin"]
+        written = [self_tokens(name) for name in names]
+        texts = read_all(names) if not any(written) else iter(())
         check(source, target).raise_if_blocked()
         models = load(source, dtype=dtype, device=device), load(target, dtype=dtype, device=device)
+        if any(written):
+            texts = read_all_with(names, models[1], seed=seed)
+        if steps is not None:  # refining reads the text once more, and some can be read only once
+            texts = iter(kept := list(texts))
         depth = len(models[1].spec.layers)
-        with bars(capture=tokens + tokens // 7, solve=depth, refine=refine) as advance:
-            report = run(*models, texts, settings, progress=advance)
+        read = tokens + tokens // 7
+        stages = {"capture": read, "solve": depth}
+        stages |= {"try": 16} if solver == "auto" else {}
+        stages |= {"rows": read, "train": depth} if solver == "mlp" else {}
+        stages |= {"refine": refine} if refine else {}
+        with bars(**stages) as advance:
+            report = run(*models, texts, settings, budget=bound, storage=stored, progress=advance)
             if steps is not None:
                 found = improve(
-                    report.mapping, *models, texts, steps, progress=lambda n: advance("refine", n)
+                    report.mapping, *models, kept, steps, progress=lambda n: advance("refine", n)
                 )
                 report = report.refined_by(found)
-        report.mapping.save_pretrained(
-            out, dtype=cast(Literal["float32", "bfloat16", "int8"], storage)
-        )
+        report.mapping.save_pretrained(out, dtype=stored)
+        if heatmap is not None and report.ranking is not None:
+            save_heatmap(
+                report.ranking,
+                heatmap,
+                source=report.mapping.source.name,
+                target=report.mapping.target.name,
+                chosen=report.sources,
+            )
         show(report, report.to_json(folder=out) if as_json else None)
     raise typer.Exit(0 if report else 1)
 

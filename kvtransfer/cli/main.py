@@ -5,7 +5,7 @@ from typing import cast
 
 import typer
 
-from kvtransfer.cli import check, demo, evaluate, fit
+from kvtransfer.cli import check, demo, diagnose, evaluate, fit, probe
 from kvtransfer.cli.console import say
 
 app = typer.Typer(
@@ -18,6 +18,8 @@ app = typer.Typer(
 app.command("check")(check.check)
 app.command("fit")(fit.fit)
 app.command("eval")(evaluate.evaluate)
+app.command("diagnose")(diagnose.diagnose)
+app.command("probe")(probe.probe)
 app.command("demo")(demo.demo)
 
 

@@ -8,13 +8,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from kvtransfer.errors import KVTransferError
+from kvtransfer.errors import IncompatibleModels, KVTransferError
 from kvtransfer.fitting.mapping import KVMapping
+from kvtransfer.fitting.transfer import mapped as mapped_by
 from kvtransfer.geometry.cache import KVCache
+from kvtransfer.geometry.spec import same_tokens
+from kvtransfer.hf.aligned import read_aligned
 from kvtransfer.hf.fits import check_fits
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.run import prefill
@@ -51,13 +53,17 @@ class Reading:
     """One hidden prefix as both models read it; made once, used by every condition."""
 
     pair: Pair
+    ids: Int[Tensor, "1 t"]
     source: KVCache
+    """With a token for each of ``ids``, also where the source has another tokenizer."""
     own: KVCache
 
     @classmethod
     def of(cls, pair: Pair, hidden: Int[Tensor, " t"]) -> "Reading":
-        """Prefill both models."""
-        return cls(pair, prefill(pair.source, hidden[None]), prefill(pair.target, hidden[None]))
+        """Let both models read it. Its ids are the target's, and begin with its opening."""
+        ids = hidden[None]
+        read = read_aligned(pair.source, pair.target, ids)
+        return cls(pair, ids, read, prefill(pair.target, ids))
 
     def fit_target(self, cache: KVCache) -> KVCache:
         """A cache in the dtype, and on the device, of the target."""
@@ -65,16 +71,18 @@ class Reading:
 
     def mapped(self, *, by: KVMapping | None = None, shuffled: bool = False) -> KVCache:
         """The source's cache under the pair's mapping, or under another."""
-        wide = self.source.to(dtype=torch.float32)
-        return self.fit_target((by or self.pair.mapping)(wide, shuffled=shuffled))
+        mapping = by or self.pair.mapping
+        return mapped_by(mapping, self.source, self.pair.target, self.ids, shuffled=shuffled)
 
 
 Condition = Callable[[Reading], Arm]
 
 
 def none(reading: Reading) -> Arm:
-    """No prefix at all: the floor."""
-    return Arm(reading.pair.target, None)
+    """No prefix but what the target expects before any text: the floor."""
+    target = reading.pair.target
+    opening = target.opening
+    return Arm(target, prefill(target, opening[None]) if len(opening) else None)
 
 
 def own(reading: Reading) -> Arm:
@@ -89,6 +97,7 @@ def mapped(reading: Reading) -> Arm:
 
 def source(reading: Reading) -> Arm:
     """The source alone, on its own cache: what a user has without the target."""
+    _require_same_tokens(reading.pair)
     return Arm(reading.pair.source, reading.source)
 
 
@@ -97,6 +106,7 @@ def raw(reading: Reading) -> Arm:
 
     Where the depths differ, each target layer gets the source layer at the same relative depth.
     """
+    _require_same_tokens(reading.pair)
     pair, cache = reading.pair, reading.fit_target(reading.source)
     depth, wanted = len(cache), len(pair.target.spec.layers)
     nearest = [round(t * (depth - 1) / max(1, wanted - 1)) for t in range(wanted)]
@@ -109,6 +119,15 @@ def raw(reading: Reading) -> Arm:
     )
     check_fits(pair.target, unmapped)
     return Arm(pair.target, unmapped)
+
+
+def _require_same_tokens(pair: Pair) -> None:
+    if not same_tokens(pair.source.spec, pair.target.spec):
+        raise IncompatibleModels(
+            f"{pair.source.spec.name} reads other tokens than {pair.target.spec.name}, so neither "
+            "its cache as it is nor its numbers a token compare",
+            hint="leave this condition out",
+        )
 
 
 def zeroed(reading: Reading) -> Arm:

@@ -15,6 +15,7 @@ from kvtransfer.evaluation.text import evaluate_text
 from kvtransfer.fitting.chunks import chunks
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.guides.guide import Guide
+from kvtransfer.hf.aligned import Alignable
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.measures.intervals import SEED
 from kvtransfer.report import Provenance
@@ -59,7 +60,8 @@ def evaluate(
     Raises:
         IncompatibleModels: the mapping is for another pair, or the other way round.
         TextError: there is no text, or it is shorter than one item, or there are no guides.
-        SeamError: a guide and a prompt share no token boundary.
+        SeamError: a guide and a prompt share no token boundary; or the tokenizers differ, and no
+            text has the ids that are to be hidden.
     """
     rivals = dict(rivals or {})
     names = (*_names(conditions), *rivals)
@@ -74,10 +76,15 @@ def evaluate(
         }
     pair = Pair(source, target, mapping, rivals)
     text = asked = None
+    passed: tuple[str, ...] = ()
     if texts is not None:
-        sequences = _at_least_one(
-            islice(chunks(texts, target.encode, length=prefix + continuation), items)
-        )
+        cut = chunks(texts, target.encode, length=prefix + continuation, opening=target.opening)
+        readable = Alignable(source, target, cut, hidden=prefix - 1)
+        sequences = _at_least_one(islice(readable, items))
+        if readable.left_out:
+            passed = (
+                f"{readable.left_out} text items were left out: no text has their hidden ids",
+            )
         text = evaluate_text(
             pair, sequences, names, prefix=prefix, progress=lambda: progress("text")
         )
@@ -94,6 +101,7 @@ def evaluate(
         notes=(
             *mapping.notes,
             *(f"{name}: {note}" for name, rival in rivals.items() for note in rival.notes),
+            *passed,
         ),
         provenance=Provenance.here(seed=SEED),
     )

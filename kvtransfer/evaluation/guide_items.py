@@ -82,7 +82,8 @@ def evaluate_guides(
             hidden = split(pair.target.encode, guide.text, item.prompt).hidden
             key = tuple(hidden.tolist())
             if key not in prepared:  # the seam, and with it the cache, is nearly always the same
-                prepared[key], unavailable = arms(Reading.of(pair, hidden), names)
+                begun = torch.cat((pair.target.opening, hidden))
+                prepared[key], unavailable = arms(Reading.of(pair, begun), names)
                 missing |= unavailable
             texts = {}
             for name, arm in prepared[key].items():
@@ -106,7 +107,7 @@ def ask(arm: Arm, guide: str, hidden: int, item: Item) -> tuple[bool, str]:
     Args:
         arm: Who answers, on what prefix.
         guide: The text of the guide.
-        hidden: Its leading tokens that the prefix holds.
+        hidden: Its leading tokens that the prefix holds, an opening before them not counted.
         item: What is asked.
     """
     encode = arm.reader.encode

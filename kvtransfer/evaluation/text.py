@@ -82,7 +82,7 @@ def evaluate_text(
 
     Args:
         pair: The models and the mapping.
-        items: Token ids, all of one length.
+        items: The target's token ids, all of one length, each begun with its opening.
         names: Conditions; ``none`` and ``own`` must be among them.
         prefix: Tokens of an item that make the prefix.
         progress: Called after each item.
@@ -117,7 +117,7 @@ def _score_item(
     of_target = {
         name: arm.prefix
         for name, arm in made.items()
-        if arm.reader is pair.target and arm.prefix is not None and name != "own"
+        if arm.reader is pair.target and arm.prefix is not None and name not in ("none", "own")
     }
     own, cosines = attention_outputs(pair.target, live, reading.own, of_target, cosine)
     measured: dict[str, dict[str, float]] = {}

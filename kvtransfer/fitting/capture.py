@@ -1,9 +1,9 @@
-"""Both models read the same tokens; only the moments of what they cached are kept."""
+"""Both models read the same text; only the moments of what they cached are kept."""
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,12 +13,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvtransfer.errors import TextError
-from kvtransfer.fitting.features import GROUPS, KINDS, Features, Kind, size
+from kvtransfer.fitting.features import GROUPS, KINDS, Features, Kind, size, state_rows
+from kvtransfer.fitting.looked import Looked
 from kvtransfer.fitting.moments import Accumulator, Moments
 from kvtransfer.geometry.cache import Block, KVCache
 from kvtransfer.geometry.spec import ModelSpec
+from kvtransfer.hf.aligned import read_aligned
 from kvtransfer.hf.model import LanguageModel
-from kvtransfer.hf.run import prefill
+from kvtransfer.hf.start import prefill_with_states, width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +28,8 @@ class Sample:
     """Moments of the same tokens for content keys and for values, all layers at once.
 
     Features lie layer by layer, within a layer head by head. Where each kind is read from both,
-    the source's keys of all layers come first and their values follow.
+    the source's keys of all layers come first and their values follow. The target's states, where
+    there are any, come last.
     """
 
     keys: Moments
@@ -48,6 +51,19 @@ class Capture:
     heldout: Sample
     seconds: dict[str, float]
     """Wall time of ``source_forward``, ``target_forward`` and ``statistics``."""
+    features: Features = "same"
+    starts: tuple[int, ...] = ()
+    """Target layers whose incoming states were gathered as features, in this order."""
+    state_width: int = 0
+    """Numbers in one of these states."""
+    weighted: Sample | None = None
+    """The fit's, with rows weighted by the attention that the target pays them."""
+    sees: tuple[Float[Tensor, "_h _d _d"] | None, ...] = ()
+    """Per target layer and KV head, the second moment of the queries as they meet content keys."""
+    windows: tuple[Int[Tensor, " _t"], ...] = ()
+    """The first held-out chunks, on which maps can be tried."""
+    left_out: int = 0
+    """Chunks that could not be read, as the source has another tokenizer and no text their ids."""
 
 
 def capture(
@@ -61,6 +77,8 @@ def capture(
     seed: int = 0,
     products: torch.dtype = torch.float64,
     features: Features = "same",
+    starts: Sequence[int] = (),
+    attention: bool = False,
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> Capture:
     """Stream ``chunks`` through both models until ``tokens`` rows are gathered for the fit.
@@ -70,14 +88,17 @@ def capture(
 
     Args:
         source: Makes the cache.
-        target: Is to read it. It must tokenize as the source does.
-        chunks: Token sequences of one length, each read from position 0.
+        target: Is to read it.
+        chunks: Sequences of one length of the target's tokens, each read from position 0.
         tokens: Rows wanted for the fit; fewer are taken where the text ends.
         batch: Chunks read at once.
         holdout: One chunk in this many is held out.
         seed: Of the permutation behind the ``shuffled`` control.
         products: In what dtype a batch's rows are multiplied; see :class:`Accumulator`.
         features: What the target's keys (and its values) are to be read from.
+        starts: Target layers whose incoming states are to be features too.
+        attention: Whether to gather what the ``attention`` solver needs: weighted rows, for half
+            the statistics again, and the queries' second moments.
         progress: Told the number of tokens after each batch.
 
     Raises:
@@ -85,47 +106,80 @@ def capture(
     """
     meter = _Meter()
     groups = GROUPS[features]
+    state_width = width(target) if starts else 0
     sizes = [
-        [sum(size(each.spec, kind) for kind in group) for each in (source, target)]
+        [
+            sum(size(source.spec, kind) for kind in group) + len(starts) * state_width,
+            sum(size(target.spec, kind) for kind in group),
+        ]
         for group in groups
     ]
     gathered = {
         "fit": [Accumulator(p, 2 * q, products=products) for p, q in sizes],
         "heldout": [Accumulator(p, q, products=products) for p, q in sizes],
     }
+    if attention:
+        gathered["weighted"] = [Accumulator(p, q, products=products) for p, q in sizes]
+    looked = Looked(target)
     random = torch.Generator().manual_seed(seed)
     fitted = 0
-    for part, ids in _batches(chunks, tokens=tokens, batch=batch, holdout=holdout):
+    windows: list[Tensor] = []
+    for part, ids in batches(chunks, tokens=tokens, batch=batch, holdout=holdout):
         with meter("source_forward"):
-            read = prefill(source, ids)
-        with meter("target_forward"):
-            wanted = prefill(target, ids)
+            read = read_aligned(source, target, ids)
+        watched = looked if attention and part == "fit" else nullcontext()
+        with meter("target_forward"), watched:
+            wanted, states = prefill_with_states(target, ids, starts)
+        if part == "heldout" and len(windows) < WINDOWS:
+            windows += ids[: WINDOWS - len(windows)].unbind()
         with meter("statistics"):
-            read, wanted = (cache.to(dtype=torch.float32).content() for cache in (read, wanted))
+            given = [state_rows(states[start]).flatten(0, 1).cpu() for start in starts]
+            read, wanted = (cache.to(dtype=torch.float32).as_content() for cache in (read, wanted))
             permuted = part == "fit" and fitted % CONTROL_EVERY == 0
             fitted += part == "fit"
             order = torch.randperm(ids.numel(), generator=random)
-            for group, accumulator in zip(groups, gathered[part], strict=True):
-                x, y = (
-                    torch.cat([rows_of(cache, kind) for kind in group], dim=1).cpu()
-                    for cache in (read, wanted)
-                )
+            for group, accumulator, weighted in zip(
+                groups, gathered[part], gathered.get("weighted", gathered[part]), strict=True
+            ):
+                x = torch.cat([*(rows_of(read, kind).cpu() for kind in group), *given], dim=1)
+                y = torch.cat([rows_of(wanted, kind) for kind in group], dim=1).cpu()
+                if attention and part == "fit":
+                    weighted.add(x, y, weight=looked.weight)
                 if permuted:
                     y = torch.cat((y, y[order]), dim=1)
                 accumulator.add(x, y)
         progress(ids.numel())
     with meter("statistics"):
-        fit, heldout = (
-            _sample([each.moments() for each in gathered[part]], target.spec, twins)
-            for part, twins in (("fit", 2), ("heldout", 1))
-        )
+        samples = {
+            # Popped, so that one part's sums are gone before the next one's are sorted out.
+            part: _sample(
+                [each.moments() for each in gathered.pop(part)],
+                target.spec,
+                twins=2 if part == "fit" else 1,
+            )
+            for part in list(gathered)
+        }
+    fit, heldout = samples["fit"], samples["heldout"]
     if not fit.rows or not heldout.rows:
         raise TextError(
             f"the text fills {fit.rows} tokens of chunks, and none is left to hold out",
             hint="give more text, or ask for shorter chunks",
         )
-    return Capture(fit=fit, heldout=heldout, seconds=dict(meter.seconds))
+    return Capture(
+        fit=fit,
+        heldout=heldout,
+        seconds=dict(meter.seconds),
+        features=features,
+        starts=tuple(starts),
+        state_width=state_width,
+        weighted=samples.get("weighted"),
+        sees=looked.sees() if attention else (),
+        windows=tuple(windows),
+    )
 
+
+WINDOWS = 4
+"""Held-out chunks that are kept as they are."""
 
 CONTROL_EVERY = 4
 """One batch of rows in this many is paired with permuted targets. Rows that are not add nothing to
@@ -158,7 +212,7 @@ def flat(block: Block) -> Float[Tensor, "n p"]:
     return rearrange(block, "b h t d -> (b t) (h d)")
 
 
-def _batches(
+def batches(
     chunks: Iterable[Tensor], *, tokens: int, batch: int, holdout: int
 ) -> Iterator[tuple[Literal["fit", "heldout"], Tensor]]:
     """Stacks of at most ``batch`` chunks, every one of them whole and of one part."""

@@ -15,21 +15,25 @@ def chunks(
     *,
     length: int,
     separator: int | None = None,
+    opening: Int[Tensor, " o"] | None = None,
 ) -> Iterator[Int[Tensor, " t"]]:
-    """Tokenize documents, join them end to end, and cut them every ``length`` tokens.
+    """Tokenize documents, join them end to end, and cut them into ``length`` tokens each.
 
     Args:
         texts: Documents.
         encode: Text to ids.
-        length: Tokens in a chunk.
+        length: Tokens in a chunk, its opening included.
         separator: An id put between documents, such as the end of sequence.
+        opening: Ids put before each chunk; see :attr:`LanguageModel.opening`.
 
     Raises:
         TextError: all of the text is shorter than one chunk.
     """
-    if length < 2:
-        raise ValueError(f"a chunk needs at least 2 tokens, got {length}")
     held, seen = torch.empty(0, dtype=torch.long), 0
+    begin = held if opening is None else opening
+    room = length - len(begin)
+    if min(length - 1, room) < 1:
+        raise ValueError(f"a chunk needs at least {max(2, len(begin) + 1)} tokens, got {length}")
     between = torch.tensor([] if separator is None else [separator], dtype=torch.long)
     for text in texts:
         ids = encode(text)
@@ -37,11 +41,12 @@ def chunks(
             ids = torch.cat((between, ids))
         seen += len(ids)
         held = torch.cat((held, ids))
-        whole = len(held) // length * length
-        yield from held[:whole].split(length) if whole else ()
+        whole = len(held) // room * room
+        for part in held[:whole].split(room) if whole else ():
+            yield torch.cat((begin, part))
         held = held[whole:]
-    if seen < length:
+    if seen < room:
         raise TextError(
             f"the text holds {seen} tokens, fewer than one chunk of {length}",
-            hint=f"give more text, or ask for chunks of at most {seen} tokens",
+            hint=f"give more text, or ask for chunks of at most {seen + len(begin)} tokens",
         )

@@ -1,20 +1,19 @@
 """Which source layers feed a target layer, and how strongly the fit is damped: by held-out rows."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from kvtransfer.errors import UnderdeterminedFit
-from kvtransfer.fitting.affine import Affine, r2
+from kvtransfer.fitting.affine import r2
 from kvtransfer.fitting.capture import Capture
-from kvtransfer.fitting.features import GROUPS, KINDS, Features, Kind, read_by, size, widths
-from kvtransfer.fitting.moments import Moments
-from kvtransfer.fitting.solvers import Ridge
+from kvtransfer.fitting.columns import Columns, Problem, problem
+from kvtransfer.fitting.features import GROUPS, KINDS, Features, Kind, widths
+from kvtransfer.fitting.solvers import Ridge, Scale, Solver
 from kvtransfer.geometry.spec import ModelSpec
 
 KS = (1, 2, 4, 8, 12)
@@ -24,35 +23,17 @@ others do) the best held-out score at 8 to 12."""
 STRENGTHS = (1e-9, 1e-7, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 """Relative ridge strengths that ``auto`` tries."""
 
+Selection = Literal["top", "greedy"]
+"""``top``: the layers that explain most alone (the paper's); ``greedy``: those that add most."""
+
+SHORTLIST = 12
+"""Source layers that forward selection tries."""
+
+GREEDY_STRENGTH = 1e-5
+"""A middling ridge strength, at which layers are compared."""
+
 PROBE_STRENGTH = 1e-6
 """Keeps the single-layer probes solvable where a head has dims that never vary."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Columns:
-    """Where each layer's features stand in the moments of a pair."""
-
-    source: ModelSpec
-    target: ModelSpec
-    features: Features = "same"
-
-    def reads(self, kind: Kind, sources: Sequence[int]) -> Int[Tensor, " p"]:
-        """Source features of some layers, in the order given, from which ``kind`` is read."""
-        return torch.cat(
-            [self.reads_of(each, s) for s in sources for each in read_by(self.features, kind)]
-        )
-
-    def reads_of(self, kind: Kind, layer: int) -> Int[Tensor, " p"]:
-        """Features of this kind of one source layer."""
-        starts = list(accumulate(widths(self.source, kind), initial=0))
-        after = size(self.source, "keys") if (self.features, kind) == ("both", "values") else 0
-        return torch.arange(starts[layer], starts[layer + 1]) + after
-
-    def writes(self, kind: Kind, layer: int, *, shuffled: bool = False) -> Int[Tensor, " q"]:
-        """Target features of one layer, or their permuted twins."""
-        starts = list(accumulate(widths(self.target, kind), initial=0))
-        columns = torch.arange(starts[layer], starts[layer + 1])
-        return columns + starts[-1] if shuffled else columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +50,7 @@ class Choice:
 
 
 def rank_layers(
-    capture: Capture, source: ModelSpec, target: ModelSpec, features: Features = "same"
+    capture: Capture, source: ModelSpec, target: ModelSpec
 ) -> Float[Tensor, "target source"]:
     """How much of each target layer each source layer explains alone, on held-out rows.
 
@@ -78,7 +59,7 @@ def rank_layers(
     explained from all heads of the source layer.
     """
     scores = torch.zeros(len(target.layers), len(source.layers), dtype=torch.float64)
-    columns = Columns(source, target, features)
+    columns = Columns.of(capture, source, target)
     probe = Ridge(PROBE_STRENGTH)
     for kind in KINDS:
         fit, heldout = getattr(capture.fit, kind), getattr(capture.heldout, kind)
@@ -106,34 +87,56 @@ def choose(
     *,
     layers: int | Literal["auto", "all"] = "auto",
     strength: float | None = None,
-    features: Features = "same",
+    scale: Scale = "relative",
+    features: Features | None = None,
+    start: int | None = None,
+    selection: Selection = "top",
+    solve: Callable[[float], Solver] | None = None,
+    ranking: Float[Tensor, "target source"] | None = None,
+    orders: Sequence[Sequence[int]] | None = None,
 ) -> Iterator[Choice]:
     """Choose for every target layer the source layers and strengths with the best held-out R².
+
+    Target layers that a start gives exactly are left out.
 
     Args:
         capture: Moments of both parts.
         source: Spec of the model that makes the cache.
         target: Spec of the model that is to read it.
-        layers: This many of the best single layers; all; or as many as serve each layer best.
-        strength: A relative ridge strength; None to choose it for each layer and kind.
-        features: What the capture gathered.
+        layers: How many source layers a target layer reads; all; or as many as serve it best.
+        strength: A ridge strength; None to choose a relative one for each layer and kind.
+        scale: What a given strength is relative to.
+        features: What maps are to read; None for what was captured.
+        start: The target layer whose incoming state they read too; None for none.
+        selection: How layers are picked.
+        solve: A strength to a solver; None for ridge.
+        ranking: What :func:`rank_layers` found, where that is known already.
+        orders: Per target layer, source layers in the order to take them, instead of ``selection``.
     """
-    ks = _candidates(capture, source, layers, features)
-    ranking = rank_layers(capture, source, target, features)
-    columns = Columns(source, target, features)
+    columns = Columns.of(capture, source, target, features=features, start=start)
+    ks = _candidates(capture, columns, layers)
+    if ranking is None and orders is None:
+        ranking = rank_layers(capture, source, target)
     strengths = STRENGTHS if strength is None else (strength,)
-    for t in range(len(target.layers)):
-        order = ranking[t].argsort(descending=True).tolist()
+    make = solve or (lambda strength: Ridge(strength, scale))
+    for t in range(0 if start is None else start + 1, len(target.layers)):
+        if orders is not None:
+            order = list(orders[t])
+        else:
+            assert ranking is not None
+            order = ranking[t].argsort(descending=True).tolist()
+            if selection == "greedy" and max(ks) < len(order):
+                order = greedy(capture, columns, t, order, max(ks))
         # Strength at a middling k, then k at that strength: the full grid would find the same
         # within a thousandth, at several times the solves.
         k = ks[len(ks) // 2]
         best = {
-            kind: best_strength(problem(capture, columns, kind, order[:k], t), strengths)
+            kind: best_strength(problem(capture, columns, kind, order[:k], t), strengths, make)
             for kind in KINDS
         }
         if len(ks) > 1:
             damping = {kind: found for kind, (_, found) in best.items()}
-            k, scores = best_k(capture, columns, order, t, ks, damping)
+            k, scores = best_k(capture, columns, order, t, ks, damping, make)
             best = {kind: (scores[kind], damping[kind]) for kind in KINDS}
         yield Choice(
             target=t,
@@ -145,44 +148,47 @@ def choose(
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Problem:
-    """What one map is fitted to, and what it is judged by."""
+def greedy(
+    capture: Capture, columns: Columns, layer: int, order: Sequence[int], k: int
+) -> list[int]:
+    """Forward selection: each time the source layer that adds most to the held-out R².
 
-    fit: Moments
-    heldout: Moments
-    shuffled: Moments
-    """The fit's, with permuted target rows."""
-    heads: int
-
-    def score(self, fitted: Affine) -> float:
-        """Held-out R², mean over heads."""
-        return float(r2(fitted, self.heldout, heads=self.heads).mean())
-
-
-def problem(
-    capture: Capture, columns: Columns, kind: Kind, sources: Sequence[int], layer: int
-) -> Problem:
-    """The map of one target layer and kind, read from some source layers in ascending order."""
-    x, y = columns.reads(kind, sorted(sources)), columns.writes(kind, layer)
-    fit: Moments = getattr(capture.fit, kind)
-    heldout: Moments = getattr(capture.heldout, kind)
-    chosen = fit.select(x, y)
-    return Problem(
-        fit=chosen,
-        heldout=heldout.select(x, y),
-        shuffled=chosen.with_targets_of(fit, x, columns.writes(kind, layer, shuffled=True)),
-        heads=columns.target.layers[layer].kv_heads,
-    )
+    What a layer explains alone says little of what it adds to others, of which it may be a near
+    copy. Of ``order``, best alone first, the first SHORTLIST layers are tried, each kind read from
+    its own, which costs an eighth of reading both and chooses as well.
+    """
+    columns = replace(columns, features="same", start=None)
+    left, chosen = list(order[: max(SHORTLIST, k)]), [order[0]]
+    left.remove(order[0])
+    while len(chosen) < k:
+        best = max(left, key=lambda each: _explained(capture, columns, layer, [*chosen, each]))
+        chosen.append(best)
+        left.remove(best)
+    return chosen
 
 
-def best_strength(problem: Problem, strengths: Sequence[float]) -> tuple[float, float]:
+def _explained(capture: Capture, columns: Columns, layer: int, sources: Sequence[int]) -> float:
+    """Held-out R² of keys and values, summed."""
+    heads, total = columns.target.layers[layer].kv_heads, 0.0
+    for kind in KINDS:
+        x, y = columns.reads(kind, sources), columns.writes(kind, layer)
+        fit, heldout = getattr(capture.fit, kind), getattr(capture.heldout, kind)
+        fitted = Ridge(GREEDY_STRENGTH).solve(fit.select(x, y))
+        total += float(r2(fitted, heldout.select(x, y), heads=heads).mean())
+    return total
+
+
+def best_strength(
+    problem: Problem,
+    strengths: Sequence[float],
+    make: Callable[[float], Solver] = Ridge,
+) -> tuple[float, float]:
     """The best held-out R² and its strength, climbing from the middle of an ascending grid."""
     scores: dict[int, float] = {}
 
     def score(index: int) -> float:
         if index not in scores:
-            scores[index] = _score(problem, strengths[index])
+            scores[index] = _score(problem, make(strengths[index]))
         return scores[index]
 
     at = len(strengths) // 2
@@ -194,10 +200,10 @@ def best_strength(problem: Problem, strengths: Sequence[float]) -> tuple[float, 
         at = best
 
 
-def _score(problem: Problem, strength: float) -> float:
-    """Held-out R²; −∞ where this strength is too weak for features that depend on each other."""
+def _score(problem: Problem, solver: Solver) -> float:
+    """Held-out R²; −∞ where a strength is too weak for features that depend on each other."""
     try:
-        fitted = Ridge(strength).solve(problem.fit)
+        fitted = solver.solve(problem.fit, problem.heads)
     except UnderdeterminedFit:
         if problem.fit.n <= len(problem.fit.xx):
             raise
@@ -212,11 +218,12 @@ def best_k(
     layer: int,
     ks: Sequence[int],
     strengths: Mapping[Kind, float],
+    make: Callable[[float], Solver] = Ridge,
 ) -> tuple[int, dict[Kind, float]]:
     """The number of leading source layers whose maps explain most, held out, and how much."""
     scores: dict[int, dict[Kind, float]] = {
         k: {
-            kind: _score(problem(capture, columns, kind, order[:k], layer), strengths[kind])
+            kind: _score(problem(capture, columns, kind, order[:k], layer), make(strengths[kind]))
             for kind in KINDS
         }
         for k in ks
@@ -226,20 +233,30 @@ def best_k(
 
 
 def _candidates(
-    capture: Capture, source: ModelSpec, layers: int | Literal["auto", "all"], features: Features
+    capture: Capture, columns: Columns, layers: int | Literal["auto", "all"]
 ) -> list[int]:
     """The ks to try; for ``auto``, only those with more rows than features."""
+    depth = len(columns.source.layers)
     if layers != "auto":
-        return [len(source.layers) if layers == "all" else layers]
-    rows = capture.fit.rows
-    usable = [k for k in KS if k <= len(source.layers) and needed_rows(source, k, features) <= rows]
+        return [depth if layers == "all" else layers]
+    extra = 0 if columns.start is None else columns.state_width
+    usable = [
+        k
+        for k in KS
+        if k <= depth
+        and needed_rows(columns.source, k, columns.features, state=extra) <= capture.fit.rows
+    ]
     return usable or [1]
 
 
 def needed_rows(
-    source: ModelSpec, layers: int | Literal["auto", "all"], features: Features = "same"
+    source: ModelSpec,
+    layers: int | Literal["auto", "all"],
+    features: Features = "same",
+    *,
+    state: int = 0,
 ) -> int:
-    """Rows without which no map from this many source layers can be determined."""
+    """Rows without which no map from this many source layers, and a state, can be determined."""
     if layers == "auto":
         layers = 1
     elif layers == "all":
@@ -248,7 +265,7 @@ def needed_rows(
         [sum(each) for each in zip(*(widths(source, kind) for kind in group), strict=True)]
         for group in GROUPS[features]
     ]
-    return 1 + max(int(sum(sorted(each)[-layers:])) for each in read)
+    return 1 + state + max(int(sum(sorted(each)[-layers:])) for each in read)
 
 
 def _by_heads(spec: ModelSpec) -> Iterator[tuple[int, list[int]]]:

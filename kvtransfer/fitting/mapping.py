@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from einops import rearrange
@@ -14,12 +14,13 @@ from kvtransfer import artifact
 from kvtransfer.errors import ArtifactError, CacheLayoutError, IncompatibleModels
 from kvtransfer.fitting import storage
 from kvtransfer.fitting.affine import Map
-from kvtransfer.fitting.features import KINDS, Features, Kind, read_by
+from kvtransfer.fitting.features import KINDS, Features, Kind, read_by, state_rows
 from kvtransfer.geometry.cache import Block, KVCache
 from kvtransfer.geometry.compat import Verdict, compare
 from kvtransfer.geometry.rotation import Rotation
-from kvtransfer.geometry.spec import ModelSpec, same_model
+from kvtransfer.geometry.spec import ModelSpec, same_model, same_tokens
 from kvtransfer.hf.rotary import config_from_dict, rotary_from_config
+from kvtransfer.hf.start import Start, State
 
 KIND = "kv_mapping"
 
@@ -50,8 +51,13 @@ class KVMapping:
     source: ModelSpec
     target: ModelSpec
     layers: tuple[LayerMap, ...]
+    """One a target layer; with a start, one for each layer after it."""
     features: Features = "same"
     """What the maps read of their source layers."""
+    start: int | None = None
+    """Target layers that are run for real: layers 0 to ``start`` are exact, and the maps of the
+    others read the state that enters layer ``start`` too. None for a map that asks nothing of the
+    target."""
     rotate: Rotate
     """The target's rotations."""
     target_config: Mapping[str, Any]
@@ -75,31 +81,77 @@ class KVMapping:
         """Numbers in the maps, the control's left out."""
         return sum(layer.keys.parameters + layer.values.parameters for layer in self.layers)
 
-    def __call__(self, cache: KVCache, *, shuffled: bool = False) -> KVCache:
+    def nbytes(self, dtype: storage.Dtype = "float32") -> int:
+        """Bytes of the maps stored in ``dtype``, the control's left out."""
+        return sum(
+            storage.nbytes(fitted, dtype)
+            for layer in self.layers
+            for fitted in (layer.keys, layer.values)
+        )
+
+    def rounded(self, dtype: storage.Dtype) -> "KVMapping":
+        """The mapping as it comes back from being stored in ``dtype``; the control stays."""
+        reads = storage.Reads(
+            self.source,
+            self.features,
+            self.start,
+            state_width(config_from_dict(self.target_config)),
+        )
+
+        def one(fitted: Map, kind: Kind, layer: int, sources: tuple[int, ...]) -> Map:
+            return storage.unpack(
+                "map",
+                storage.pack("map", fitted, dtype),
+                reads.count(kind, sources),
+                storage.written(self.target, kind, layer),
+                self._heads(layer),
+            )
+
+        layers = tuple(
+            LayerMap(
+                each.sources,
+                keys=one(each.keys, "keys", i, each.sources),
+                values=one(each.values, "values", i, each.sources),
+            )
+            for i, each in enumerate(self.layers, self.first)
+        )
+        return replace(self, layers=layers)
+
+    def __call__(
+        self, cache: KVCache, *, start: Start | None = None, shuffled: bool = False
+    ) -> KVCache:
         """The target's cache of the tokens that ``cache`` holds.
 
         Undo the source's rotation, map, apply the target's at the same positions.
 
         Args:
             cache: As the source made it, or with content keys.
-            shuffled: Use the control's maps.
+            start: What the target has of the same tokens after its first layers, where the
+                mapping has a start; see :func:`kvtransfer.hf.start.begin`.
+            shuffled: Use the control's maps; a start stays as it is.
 
         Raises:
             IncompatibleModels: the cache is known to be another model's.
-            CacheLayoutError: it is not shaped as the source's.
+            CacheLayoutError: it is not shaped as the source's, or the target has other tokens and
+                they were not aligned; see :func:`kvtransfer.hf.aligned.read_aligned`.
         """
         self._check(cache)
-        content = cache if cache.keys_are == "content" else cache.content()
+        self._check_start(cache, start)
+        content = cache.as_content()
         maps = self.shuffled if shuffled else self.layers
         if not maps:
             raise ArtifactError(
                 "this mapping was saved without its shuffled control",
                 hint="fit it again, or leave the condition 'shuffled' out",
             )
+        state = None if start is None else state_rows(start.state)
+        first = () if start is None else range(len(start.cache))
+        begun = None if start is None else start.cache.to(dtype=content.dtype).content()
         keys, values = (
-            tuple(
-                _apply(getattr(m, kind), self.rows(content, m, kind), self._heads(i))
-                for i, m in enumerate(maps)
+            tuple(getattr(begun, kind)[i] for i in first)
+            + tuple(
+                _apply(getattr(m, kind), self.rows(content, m, kind, state), self._heads(i))
+                for i, m in enumerate(maps, len(first))
             )
             for kind in KINDS
         )
@@ -113,11 +165,17 @@ class KVMapping:
         )
         return mapped.rotated(self.rotate(cache.positions))
 
-    def rows(self, content: KVCache, layer: LayerMap, kind: Kind) -> Float[Tensor, "b t p"]:
-        """What the maps of ``layer`` read: features of all heads of its source layers."""
+    def rows(
+        self, content: KVCache, layer: LayerMap, kind: Kind, state: State | None = None
+    ) -> Float[Tensor, "b t p"]:
+        """What the maps of ``layer`` read: features of all heads of its source layers.
+
+        ``state`` is the target's, as :func:`kvtransfer.fitting.features.state_rows` makes it.
+        """
         kinds = read_by(self.features, kind)
         blocks = [getattr(content, each)[s] for s in layer.sources for each in kinds]
-        return torch.cat([rearrange(block, "b h t d -> b t (h d)") for block in blocks], dim=-1)
+        parts = [rearrange(block, "b h t d -> b t (h d)") for block in blocks]
+        return torch.cat(parts if state is None else [*parts, state.to(parts[0])], dim=-1)
 
     def check_ends(self, source: ModelSpec, target: ModelSpec) -> None:
         """Raise IncompatibleModels unless this mapping goes from ``source`` to ``target``."""
@@ -166,9 +224,7 @@ class KVMapping:
     ) -> tuple[tuple[str, ModelSpec, ModelSpec], ...]:
         return (("source", self.source, source), ("target", self.target, target))
 
-    def save_pretrained(
-        self, folder: str | Path, *, dtype: Literal["float32", "bfloat16", "int8"] = "float32"
-    ) -> None:
+    def save_pretrained(self, folder: str | Path, *, dtype: storage.Dtype = "float32") -> None:
         """Write the mapping as a folder of config, safetensors and card.
 
         Args:
@@ -189,6 +245,7 @@ class KVMapping:
             "target_config": dict(self.target_config),
             "sources": [list(layer.sources) for layer in self.layers],
             "features": self.features,
+            "start": self.start,
             "shuffled": bool(self.shuffled),
             "settings": dict(self.settings) | {"storage": dtype},
             "quality": dict(self.quality),
@@ -223,10 +280,13 @@ class KVMapping:
         )
         source = ModelSpec.from_dict(config["source"])
         target = ModelSpec.from_dict(config["target"])
-        sources = storage.checked_sources(config["sources"], source, target)
-        features = storage.checked_features(config)
-        groups = ("maps", "shuffled") if config["shuffled"] else ("maps",)
         target_config = config_from_dict(config["target_config"])
+        start = storage.checked_start(config, target)
+        first = 0 if start is None else start + 1
+        sources = storage.checked_sources(config["sources"], source, target, first)
+        features = storage.checked_features(config)
+        reads = storage.Reads(source, features, start, state_width(target_config))
+        groups = ("maps", "shuffled") if config["shuffled"] else ("maps",)
         depth = target_config.get_text_config(decoder=True).num_hidden_layers
         if depth != len(target.layers):
             raise ArtifactError(
@@ -240,7 +300,11 @@ class KVMapping:
                     sources=each,
                     **{
                         kind: storage.unpack(
-                            f"{group}.{i}.{kind}", kind, tensors, source, target, i, each, features
+                            f"{group}.{i}.{kind}",
+                            tensors,
+                            reads.count(kind, each),
+                            storage.written(target, kind, first + i),
+                            target.layers[first + i].kv_heads,
                         )
                         for kind in KINDS
                     },
@@ -255,12 +319,54 @@ class KVMapping:
             layers=maps["maps"],
             shuffled=maps.get("shuffled", ()),
             features=features,
+            start=start,
             rotate=rotary_from_config(target_config, target),
             target_config=config["target_config"],
             settings=config["settings"],
             quality=config["quality"],
             provenance=config["provenance"],
         )
+
+    def _check_start(self, cache: KVCache, start: Start | None) -> None:
+        if (start is None) != (self.start is None):
+            if start is None:
+                raise CacheLayoutError(
+                    f"this mapping asks for what {self.target.name} has of the prefix after "
+                    f"{self.start} of its layers, and that was not given",
+                    hint="transfer(mapping, source, target, ids) sees to it, or give "
+                    f"start=begin(target, ids, layers={self.start})",
+                )
+            raise CacheLayoutError(
+                f"this mapping has no start, and one of {len(start.cache) - 1} layers was given",
+                hint="leave start out",
+            )
+        if start is None:
+            return
+        if len(start.cache) != self.first:
+            raise CacheLayoutError(
+                f"this mapping starts with {self.start} layers, and one of "
+                f"{len(start.cache) - 1} was given",
+                hint=f"begin(target, ids, layers={self.start})",
+            )
+        if not same_model(str(start.cache.model), str(self.target.identity)):
+            raise IncompatibleModels(
+                f"the start is of a model with fingerprint {start.cache.model}; the mapping goes "
+                f"to {self.target.name} ({self.target.identity})",
+                hint="begin with the mapping's own target",
+            )
+        if start.cache.positions.shape != cache.positions.shape or bool(
+            (start.cache.positions != cache.positions.to(start.cache.positions)).any()
+        ):
+            raise CacheLayoutError(
+                f"the start holds {start.cache.tokens} tokens at other positions than the "
+                f"cache's {cache.tokens}",
+                hint="begin with the same ids as the source read",
+            )
+
+    @property
+    def first(self) -> int:
+        """The first target layer that is mapped; those before it are exact."""
+        return 0 if self.start is None else self.start + 1
 
     def _heads(self, layer: int) -> int:
         return self.target.layers[layer].kv_heads
@@ -291,6 +397,18 @@ class KVMapping:
                 f"{self.source.name} ({self.source.weights})",
                 hint="adopt(model, cache, ids) looks whether it is that model's",
             )
+        # What was aligned has content keys: cached ones would stand at positions not their own.
+        if cache.keys_are == "cached" and not same_tokens(self.source, self.target):
+            raise CacheLayoutError(
+                f"this cache has a token for each of {self.source.name}'s, and {self.target.name} "
+                "cuts text into others",
+                hint="transfer(mapping, source, target, ids) aligns them, with the target's ids",
+            )
+
+
+def state_width(config: Any) -> int:
+    """Numbers in a row of the residual stream of the model that a config describes."""
+    return int(config.get_text_config(decoder=True).hidden_size)
 
 
 def _apply(fitted: Map, rows: Float[Tensor, "b t p"], heads: int) -> Block:

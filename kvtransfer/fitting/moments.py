@@ -103,17 +103,35 @@ class Accumulator:
         step = -(-p // STRIPS)
         self._strips = [slice(start, min(start + step, p)) for start in range(0, p, step)]
 
-    def add(self, x: Float[Tensor, "n p"], y: Float[Tensor, "n _q"]) -> None:
+    def add(
+        self,
+        x: Float[Tensor, "n p"],
+        y: Float[Tensor, "n _q"],
+        *,
+        weight: Float[Tensor, " n"] | None = None,
+    ) -> None:
         """Take one batch of rows in.
 
         A batch may leave out the last target features. They are taken to stand at their mean there:
         they add nothing to their sums, and cost nothing.
+
+        Args:
+            x: Source features.
+            y: Target features.
+            weight: How much each row counts, positive; their mean is taken to be one, so that a
+                batch counts as many rows as it has.
         """
         if len(x) == 0:
             return
         x, y = x.to(self._products), y.to(self._products)
-        mean_x, mean_y = (each.mean(0, dtype=torch.float64) for each in (x, y))
-        x, y = x - mean_x.to(x), y - mean_y.to(y)
+        if weight is None:
+            mean_x, mean_y = (each.mean(0, dtype=torch.float64) for each in (x, y))
+            x, y = x - mean_x.to(x), y - mean_y.to(y)
+        else:
+            share = weight.double() / weight.double().sum()
+            mean_x, mean_y = ((share @ each.double()) for each in (x, y))
+            root = (share * len(x)).sqrt()[:, None].to(x)
+            x, y = (x - mean_x.to(x)) * root, (y - mean_y.to(y)) * root
         n = self._n + len(x)
         between = self._n * len(x) / n
         given = y.shape[1]

@@ -20,13 +20,16 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from kvtransfer.errors import TextError
-from kvtransfer.fitting.affine import Affine, LowRank, Map
+from kvtransfer.fitting.affine import Affine, Corrected, LowRank, Map
 from kvtransfer.fitting.chunks import chunks
-from kvtransfer.fitting.features import KINDS
+from kvtransfer.fitting.features import KINDS, state_rows
 from kvtransfer.fitting.mapping import KVMapping, LayerMap
+from kvtransfer.fitting.transfer import mapped
 from kvtransfer.geometry.cache import KVCache
+from kvtransfer.hf.aligned import Alignable, read_aligned
 from kvtransfer.hf.model import LanguageModel
-from kvtransfer.hf.run import logits_on, prefill, score
+from kvtransfer.hf.run import logits_on, score
+from kvtransfer.hf.start import Start, prefill_with_states, start_of
 from kvtransfer.measures.agreement import kl, nll
 from kvtransfer.report import to_json
 
@@ -147,13 +150,21 @@ def refine(
         target.encode,
         length=settings.prefix + settings.continuation,
         separator=target.tokenizer.eos_token_id,
+        opening=target.opening,
     )
-    training, judging = _split(windows, settings)
+    readable = Alignable(source, target, windows, hidden=settings.prefix - 1)
+    training, judging = _split(readable, settings)
     with _frozen(target.module):
-        updates = _Updates(mapping, settings, prefill(source, _hidden(judging[0], settings)))
+
+        def read(ids: Tensor) -> Prefix:
+            return Prefix.of(mapping, source, target, ids, settings)
+
+        updates = _Updates(mapping, settings, read(judging[0]))
 
         def judge(step: int, judged: KVMapping) -> Judgement:
-            found = [_measure(judged, source, target, ids, settings) for ids in judging]
+            found = [
+                _measure(judged, read(ids), target, ids[0, settings.prefix :]) for ids in judging
+            ]
             return Judgement(step, *(sum(each) / len(judging) for each in zip(*found, strict=True)))
 
         history = [judge(0, mapping)]
@@ -162,10 +173,8 @@ def refine(
         for step, ids in enumerate(training, 1):
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * _schedule(step, len(training))
-            live, own = _own(target, ids, settings)
-            mapped = updates.folded()(_wide(prefill(source, _hidden(ids, settings))))
-            logits = logits_on(target, live, _narrow(mapped, target))
-            loss = kl(own, logits[0]).mean()
+            prefix = read(ids)
+            loss = kl(prefix.own, prefix.logits(updates.folded(), target)).mean()
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(updates.parameters(), 1.0)
@@ -199,29 +208,79 @@ def _quality(before: Mapping[str, Any], first: Judgement, best: Judgement) -> di
     }
 
 
-class _Updates(nn.Module):
-    """Trainable low-rank updates of every map, beside the maps that they update."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefix:
+    """What both models have of a hidden prefix, and what the target predicts on its own."""
 
-    def __init__(self, mapping: KVMapping, settings: RefineSettings, example: KVCache) -> None:
+    ids: Int[Tensor, "1 p"]
+    cache: KVCache
+    """The source's, in float32."""
+    start: Start | None
+    live: Int[Tensor, "1 s"]
+    own: Float[Tensor, "s v"]
+
+    @classmethod
+    def of(
+        cls,
+        mapping: KVMapping,
+        source: LanguageModel,
+        target: LanguageModel,
+        ids: Int[Tensor, "1 t"],
+        settings: RefineSettings,
+    ) -> "Prefix":
+        """Let both read."""
+        hidden, live = _hidden(ids, settings), ids[:, settings.prefix - 1 : -1]
+        starts = () if mapping.start is None else (mapping.start,)
+        own, states = prefill_with_states(target, hidden, starts)
+        return cls(
+            ids=hidden,
+            cache=read_aligned(source, target, hidden).to(
+                dtype=torch.float32, device=target.device
+            ),
+            start=None if mapping.start is None else start_of(own, states, mapping.start),
+            live=live,
+            own=score(target, live, own)[0],
+        )
+
+    def logits(self, mapping: KVMapping, target: LanguageModel) -> Float[Tensor, "s v"]:
+        """What the target predicts on the mapped prefix, differentiable in the maps."""
+        made = mapped(mapping, self.cache, target, self.ids, start=self.start)
+        return logits_on(target, self.live, made)[0]
+
+
+class _Updates(nn.Module):
+    """Trainable low-rank updates of every map, beside the maps that they update.
+
+    Features and outputs differ in size a hundredfold, from layer to layer and between keys and
+    values. What is trained is in units of both, so that one step means the same everywhere.
+    """
+
+    def __init__(self, mapping: KVMapping, settings: RefineSettings, example: Prefix) -> None:
         super().__init__()
         self._mapping = mapping
         random = torch.Generator().manual_seed(settings.seed)
-        content = _wide(example).content()
+        content = example.cache.as_content()
+        state = None if example.start is None else state_rows(example.start.state)
         self._downs, self._ups, self._biases = (nn.ParameterList() for _ in range(3))
+        self._into: list[Tensor] = []
+        self._out: list[Tensor] = []
         for layer in mapping.layers:
             for kind in KINDS:
-                rows = mapping.rows(content, layer, kind)
-                width = getattr(layer, kind).bias.numel()
-                # Features differ in size a hundredfold; the update should feel each of them alike.
-                scale = rows.flatten(0, -2).std(0).clamp_min(1e-3)
-                down = torch.randn(len(scale), settings.rank, generator=random)
-                self._downs.append(down / scale.cpu()[:, None] / math.sqrt(len(scale)))
-                self._ups.append(torch.zeros(settings.rank, width))
-                self._biases.append(torch.zeros(width))
+                fitted: Map = getattr(layer, kind)
+                rows = mapping.rows(content, layer, kind, state).flatten(0, -2)
+                size, spread = (each.std(0).clamp_min(1e-3) for each in (rows, fitted(rows)))
+                # Some features hardly vary in one example and vary much in the next.
+                size = torch.maximum(size, 0.1 * size.median())
+                self._into.append((1 / size / math.sqrt(len(size)))[:, None])
+                self._out.append(spread.mean())
+                down = torch.randn(len(size), settings.rank, generator=random)
+                self._downs.append(down.to(size))
+                self._ups.append(torch.zeros(settings.rank, len(spread), device=size.device))
+                self._biases.append(torch.zeros(len(spread), device=size.device))
 
     def folded(self) -> KVMapping:
         """The mapping with its updates folded in: while training, a function of them."""
-        parts = iter(zip(self._downs, self._ups, self._biases, strict=True))
+        parts = iter(zip(self._into, self._out, self._downs, self._ups, self._biases, strict=True))
         layers = tuple(
             LayerMap(
                 layer.sources, _fold(layer.keys, *next(parts)), _fold(layer.values, *next(parts))
@@ -231,11 +290,26 @@ class _Updates(nn.Module):
         return replace(self._mapping, layers=layers)
 
 
-def _fold(base: Map, down: Tensor, up: Tensor, bias: Tensor) -> Map:
+def _fold(base: Map, into: Tensor, out: Tensor, down: Tensor, up: Tensor, bias: Tensor) -> Map:
     """y = base(x) + (x @ down) @ up + bias, as one map."""
+    down, up, bias = into * down, out * up, out * bias
     if isinstance(base, Affine):
         return Affine(base.weight + down @ up, base.bias + bias)
-    return LowRank(torch.cat((base.down, down), dim=1), torch.cat((base.up, up)), base.bias + bias)
+    if isinstance(base, LowRank):
+        return LowRank(
+            torch.cat((base.down, down), dim=1), torch.cat((base.up, up)), base.bias + bias
+        )
+    if isinstance(base, Corrected):  # refined once already
+        before = base.correction
+        return Corrected(
+            base.base,
+            LowRank(
+                torch.cat((before.down, down), dim=1),
+                torch.cat((before.up, up)),
+                before.bias + bias,
+            ),
+        )
+    return Corrected(base, LowRank(down, up, bias))
 
 
 def _split(
@@ -262,35 +336,16 @@ def _hidden(ids: Int[Tensor, "1 t"], settings: RefineSettings) -> Int[Tensor, "1
     return ids[:, : settings.prefix - 1]
 
 
-def _own(
-    target: LanguageModel, ids: Int[Tensor, "1 t"], settings: RefineSettings
-) -> tuple[Int[Tensor, "1 s"], Float[Tensor, "s v"]]:
-    """The live tokens, and what the target predicts after each on its own prefix."""
-    live = ids[:, settings.prefix - 1 : -1]
-    return live, score(target, live, prefill(target, _hidden(ids, settings)))[0]
-
-
 def _measure(
-    mapping: KVMapping,
-    source: LanguageModel,
-    target: LanguageModel,
-    ids: Int[Tensor, "1 t"],
-    settings: RefineSettings,
+    mapping: KVMapping, prefix: Prefix, target: LanguageModel, wanted: Int[Tensor, " s"]
 ) -> tuple[float, float]:
     """KL to own, and NLL, of one window."""
-    live, own = _own(target, ids, settings)
-    mapped = mapping(_wide(prefill(source, _hidden(ids, settings))))
-    logits = score(target, live, _narrow(mapped, target))[0]
-    wanted = ids[0, settings.prefix :].to(logits.device)
-    return float(kl(own, logits).mean()), float(nll(logits, wanted).mean())
-
-
-def _wide(cache: KVCache) -> KVCache:
-    return cache.to(dtype=torch.float32)
-
-
-def _narrow(cache: KVCache, target: LanguageModel) -> KVCache:
-    return cache.to(dtype=target.dtype, device=target.device)
+    with torch.no_grad():
+        logits = prefix.logits(mapping, target)
+    return (
+        float(kl(prefix.own, logits).mean()),
+        float(nll(logits, wanted.to(logits.device)).mean()),
+    )
 
 
 def _schedule(step: int, steps: int) -> float:

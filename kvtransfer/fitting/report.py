@@ -4,12 +4,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from jaxtyping import Float
 from rich.console import Group
 from rich.table import Table
+from torch import Tensor
 
 from kvtransfer.fitting.layers import Choice
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.refine import RefineReport
+from kvtransfer.fitting.tried import AutoReport
 from kvtransfer.report import to_json
 
 
@@ -23,11 +26,21 @@ class FitReport:
     layers: tuple[Choice, ...]
     """With the held-out R² of the maps as they were saved."""
     seconds: dict[str, float]
+    ranking: Float[Tensor, "target source"] | None = None
+    """What each source layer alone explains of each target layer, where layers were ranked."""
     refined: RefineReport | None = None
     """What refining found, where it was asked for; the mapping is the refined one."""
+    auto: AutoReport | None = None
+    """What was tried, where the map was to be chosen."""
 
     def __bool__(self) -> bool:
         return self.r2_keys > 0 and self.r2_values > 0
+
+    @property
+    def sources(self) -> tuple[tuple[int, ...], ...]:
+        """The source layers of every target layer; none for those that a start gives."""
+        exact = len(self.mapping.target.layers) - len(self.layers)
+        return ((),) * exact + tuple(layer.sources for layer in self.layers)
 
     @property
     def r2_keys(self) -> float:
@@ -38,6 +51,11 @@ class FitReport:
     def r2_values(self) -> float:
         """Held-out R² of values, mean over layers."""
         return sum(layer.r2_values for layer in self.layers) / len(self.layers)
+
+    @property
+    def left_out(self) -> int:
+        """Chunks that could not be read, as the models' tokenizers differ and no text has them."""
+        return int(self.mapping.settings.get("chunks_left_out", 0))
 
     def refined_by(self, found: RefineReport) -> "FitReport":
         """The same report with the refined mapping."""
@@ -67,7 +85,9 @@ class FitReport:
                 for layer in self.layers
             ],
             "seconds": self.seconds,
+            "chunks_left_out": self.left_out,
             "bytes": size,
+            "auto": None if self.auto is None else self.auto.to_dict(),
             "refine": None if self.refined is None else self.refined.to_dict(),
             "provenance": dict(self.mapping.provenance),
         }
@@ -77,9 +97,11 @@ class FitReport:
         return to_json(self.to_dict(folder=folder))
 
     def __rich__(self) -> Group:
-        return Group(self._table(), *([] if self.refined is None else [self.refined]))
+        more = (self.auto, self.refined)
+        return Group(self._table(), *(each for each in more if each is not None))
 
     def _table(self) -> Table:
+        passed = f"{self.left_out} chunks left out, of no text; " if self.left_out else ""
         table = Table(
             "target layer",
             "source layers",
@@ -87,6 +109,7 @@ class FitReport:
             "R² values",
             title=f"{self.mapping.source.name} → {self.mapping.target.name}",
             caption=f"held-out R²; fitted on {self.rows:,} tokens, held out {self.heldout_rows:,}; "
+            + passed
             + ", ".join(f"{name} {value:.1f} s" for name, value in self.seconds.items()),
         )
         for column in table.columns[2:]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,9 +10,10 @@ import torch
 from torch import Tensor
 
 from kvtransfer.errors import ArtifactError
-from kvtransfer.fitting.affine import Affine, LowRank, Map
+from kvtransfer.fitting.affine import Affine, Corrected, LowRank, Map, PerHead
 from kvtransfer.fitting.features import GROUPS, Features, Kind, read_by, widths
-from kvtransfer.geometry.spec import ModelSpec
+from kvtransfer.fitting.network import Mlp
+from kvtransfer.geometry.spec import ModelSpec, same_tokens
 
 Dtype = Literal["float32", "bfloat16", "int8"]
 
@@ -41,59 +43,105 @@ def find(name: str | Path) -> Path:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What the maps of a mapping read, in numbers."""
+
+    source: ModelSpec
+    features: Features
+    start: int | None
+    state_width: int
+
+    def count(self, kind: Kind, sources: tuple[int, ...]) -> int:
+        """Features of one map."""
+        state = 0 if self.start is None else self.state_width
+        kinds = read_by(self.features, kind)
+        return state + sum(widths(self.source, each)[s] for s in sources for each in kinds)
+
+
+def written(target: ModelSpec, kind: Kind, layer: int) -> int:
+    """Numbers that the map of one target layer writes."""
+    return widths(target, kind)[layer]
+
+
 def pack(prefix: str, fitted: Map, dtype: Dtype) -> dict[str, Tensor]:
     """The tensors of one map, by name."""
-    matrices = (
-        {"weight": fitted.weight}
-        if isinstance(fitted, Affine)
-        else {"down": fitted.down, "up": fitted.up}
-    )
-    tensors = {f"{prefix}.bias": fitted.bias.float()}
-    for name, matrix in matrices.items():
-        if dtype != "int8":
-            tensors[f"{prefix}.{name}"] = matrix.to(getattr(torch, dtype))
-            continue
-        scale = matrix.abs().amax(0).clamp_min(1e-30) / 127
-        tensors[f"{prefix}.{name}"] = (matrix / scale).round().to(torch.int8)
-        tensors[f"{prefix}.{name}.scale"] = scale.float()
+    if isinstance(fitted, Corrected):
+        return pack(f"{prefix}.base", fitted.base, dtype) | pack(
+            f"{prefix}.correction", fitted.correction, dtype
+        )
+    tensors = {}
+    for field in fields(fitted):
+        tensor: Tensor = getattr(fitted, field.name)
+        name = f"{prefix}.{field.name}"
+        if not tensor.is_floating_point():
+            tensors[name] = tensor.to(torch.int32)
+        elif tensor.ndim == 1:
+            tensors[name] = tensor.float()
+        elif dtype != "int8":
+            tensors[name] = tensor.to(getattr(torch, dtype))
+        else:
+            # A feature that hardly varies has large weights; on one scale with those of one that
+            # varies much, the latter's rounding would drown what the former says.
+            rows = tensor.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-30)
+            scale = (tensor / rows).abs().amax(-2, keepdim=True).clamp_min(1e-30) / 127
+            tensors[name] = (tensor / rows / scale).round().to(torch.int8)
+            tensors[f"{name}.scale"] = scale.squeeze(-2).float()
+            tensors[f"{name}.rows"] = rows.squeeze(-1).float()
     return tensors
 
 
-def unpack(
-    prefix: str,
-    kind: Kind,
-    tensors: Mapping[str, Tensor],
-    source: ModelSpec,
-    target: ModelSpec,
-    layer: int,
-    sources: tuple[int, ...],
-    features: Features,
-) -> Map:
-    """One map, in float32, with its shape checked against both specs.
+def unpack(prefix: str, tensors: Mapping[str, Tensor], p: int, q: int, heads: int) -> Map:
+    """One map of p features to q outputs, in float32, with its shape checked.
 
     Raises:
         ArtifactError: a tensor is missing or misshaped.
     """
-    p = sum(widths(source, each)[s] for s in sources for each in read_by(features, kind))
-    q = widths(target, kind)[layer]
+    if f"{prefix}.correction.bias" in tensors:
+        base, correction = (
+            unpack(f"{prefix}.{part}", tensors, p, q, heads) for part in ("base", "correction")
+        )
+        if isinstance(base, Corrected) or not isinstance(correction, LowRank):
+            raise ArtifactError(
+                f"{prefix} corrects a {type(base).__name__} by a {type(correction).__name__}; a "
+                "correction is of low rank, and there is one",
+                hint="the file was edited; copy or make it again",
+            )
+        return Corrected(base, correction)
     bias = _take(tensors, f"{prefix}.bias", (q,))
+    if f"{prefix}.reads" in tensors:
+        reads = _take_indices(tensors, f"{prefix}.reads", heads, p)
+        shape = (heads, reads.shape[1], q // heads)
+        return PerHead(reads, _take(tensors, f"{prefix}.weight", shape), bias)
+    if f"{prefix}.inner" in tensors:
+        return Mlp.from_tensors(
+            {field.name: _take(tensors, f"{prefix}.{field.name}", None) for field in fields(Mlp)},
+            p,
+            q,
+        )
     if f"{prefix}.weight" in tensors:
         return Affine(_take(tensors, f"{prefix}.weight", (p, q)), bias)
     down = _take(tensors, f"{prefix}.down", (p, None))
     return LowRank(down, _take(tensors, f"{prefix}.up", (down.shape[1], q)), bias)
 
 
+def nbytes(fitted: Map, dtype: Dtype) -> int:
+    """Bytes of the tensors of one map, stored in ``dtype``."""
+    return sum(each.numel() * each.element_size() for each in pack("", fitted, dtype).values())
+
+
 def checked_sources(
-    listed: Any, source: ModelSpec, target: ModelSpec
+    listed: Any, source: ModelSpec, target: ModelSpec, first: int = 0
 ) -> tuple[tuple[int, ...], ...]:
-    """The layer table of a config, refused unless it names layers that exist.
+    """The layer table of a config from target layer ``first`` on, refused unless it names layers
+    that exist.
 
     Raises:
         ArtifactError: it does not.
     """
     good = (
         isinstance(listed, list)
-        and len(listed) == len(target.layers)
+        and len(listed) == len(target.layers) - first
         and all(
             isinstance(each, list)
             and each
@@ -103,8 +151,8 @@ def checked_sources(
     )
     if not good:
         raise ArtifactError(
-            f"config.json's 'sources' is no table of {len(target.layers)} target layers over "
-            f"{len(source.layers)} source layers: {str(listed)[:80]}",
+            f"config.json's 'sources' is no table of {len(target.layers) - first} target layers "
+            f"over {len(source.layers)} source layers: {str(listed)[:80]}",
             hint="the file was edited; make the mapping again",
         )
     return tuple(tuple(each) for each in listed)
@@ -126,22 +174,48 @@ def checked_features(config: Mapping[str, Any]) -> Features:
     )
 
 
+def checked_start(config: Mapping[str, Any], target: ModelSpec) -> int | None:
+    """How many target layers a mapping begins with; one that does not say has none.
+
+    Raises:
+        ArtifactError: the target has no such layer.
+    """
+    named = config.get("start")
+    if named is None:
+        return None
+    if isinstance(named, int) and not isinstance(named, bool) and 0 <= named < len(target.layers):
+        return named
+    raise ArtifactError(
+        f"config.json's 'start' is {str(named)[:40]!r}, and the target has "
+        f"{len(target.layers)} layers",
+        hint="the file was edited, or written by a later version",
+    )
+
+
 def card(config: Mapping[str, Any]) -> str:
     """The README of a saved mapping."""
     source, target = config["source"], config["target"]
     quality, settings = config["quality"], config["settings"]
+    kind = "trained" if settings.get("solver") == "mlp" else "linear"
+    # What the target must read too, or in other tokens, is more than a cache can give.
+    plain = config.get("start") is None and same_tokens(
+        ModelSpec.from_dict(source), ModelSpec.from_dict(target)
+    )
     lines = [
         f"# {source['name']} → {target['name']}",
         "",
-        f"A linear mapping that takes the KV cache of `{source['name']}` "
+        f"A {kind} mapping that takes the KV cache of `{source['name']}` "
         f"({len(source['layers'])} layers) to one that `{target['name']}` "
         f"({len(target['layers'])} layers) can read. One direction only.",
         "",
         "```python",
         "from kvtransfer import KVMapping",
+        *([] if plain else ["from kvtransfer.fitting.transfer import transfer"]),
         "",
         'mapping = KVMapping.from_pretrained("this folder")',
-        "target_cache = mapping(source_cache)",
+        "target_cache = mapping(source_cache)"
+        if plain
+        else "target_cache = transfer(mapping, source, target, ids)  # the target's ids",
         "```",
         "",
         "| | |",
@@ -159,24 +233,43 @@ def card(config: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _take(tensors: Mapping[str, Tensor], name: str, shape: tuple[int | None, ...]) -> Tensor:
+def _take(tensors: Mapping[str, Tensor], name: str, shape: tuple[int | None, ...] | None) -> Tensor:
+    """A tensor in float32; its shape is the caller's to check where none is given."""
     if name not in tensors:
         raise ArtifactError(f"the mapping lacks the tensor {name}", hint="copy or make it again")
     tensor = tensors[name]
+    asked = (None,) * tensor.ndim if shape is None else shape
     wanted = tuple(
         found if size is None else size
-        for size, found in zip(shape, (*tensor.shape, *shape), strict=False)
+        for size, found in zip(asked, (*tensor.shape, *asked), strict=False)
     )
     if tuple(tensor.shape) != wanted:
         raise ArtifactError(
             f"{name} has shape {tuple(tensor.shape)}, the specs ask for {wanted}",
             hint="the file belongs to another mapping; copy or make it again",
         )
-    if tensor.dtype == torch.int8 and tensor.ndim == 2:
-        return tensor.float() * _take(tensors, f"{name}.scale", (tensor.shape[1],))
+    if tensor.dtype == torch.int8 and tensor.ndim > 1:
+        scale = _take(tensors, f"{name}.scale", (*tensor.shape[:-2], tensor.shape[-1]))
+        wide = tensor.float() * scale.unsqueeze(-2)
+        if f"{name}.rows" not in tensors:  # as mappings were written before there was such a scale
+            return wide
+        return wide * _take(tensors, f"{name}.rows", tuple(tensor.shape[:-1])).unsqueeze(-1)
     if not tensor.is_floating_point():
         raise ArtifactError(
             f"{name} is {tensor.dtype}; maps are stored in float32, bfloat16 or int8",
             hint="the file was edited; copy or make it again",
         )
     return tensor.float()
+
+
+def _take_indices(tensors: Mapping[str, Tensor], name: str, heads: int, p: int) -> Tensor:
+    """Which of p features each head reads."""
+    found = tensors[name]
+    good = found.dtype == torch.int32 and found.ndim == 2 and len(found) == heads
+    if not good or bool(((found < 0) | (found >= p)).any()):
+        raise ArtifactError(
+            f"{name} is {found.dtype} of shape {tuple(found.shape)}, and {heads} heads choose "
+            f"among {p} features",
+            hint="the file was edited; copy or make it again",
+        )
+    return found.long()

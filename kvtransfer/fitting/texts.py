@@ -63,8 +63,10 @@ def documents(name: str) -> Iterator[str]:
         yield from _hub(name)
 
 
-def read_all(names: Iterable[str]) -> Iterator[str]:
+def read_all(names: Iterable[str | Iterator[str]]) -> Iterator[str]:
     """The documents of several names, interleaved; ``-`` is standard input.
+
+    An iterator of documents may stand in a name's place.
 
     Whoever has given the fewest characters so far goes next, so that any leading part holds as
     much of each. Every name's first document is read at once: a missing file is known before an
@@ -73,11 +75,15 @@ def read_all(names: Iterable[str]) -> Iterator[str]:
     Raises:
         TextError: as :func:`documents`.
     """
-    sources = [_stdin() if name == "-" else documents(name) for name in names]
+    sources = [_open(name) if isinstance(name, str) else name for name in names]
     held = [next(source, None) for source in sources]
     if all(text is None for text in held):
         raise TextError("there is no text", hint="name a text file, or 'builtin'")
     return _interleave(sources, held)
+
+
+def _open(name: str) -> Iterator[str]:
+    return _stdin() if name == "-" else documents(name)
 
 
 def _interleave(sources: list[Iterator[str]], held: list[str | None]) -> Iterator[str]:

@@ -155,6 +155,10 @@ class KVCache:
         )
         return replace(self, keys=keys, keys_are="content", rotations=None)
 
+    def as_content(self) -> "KVCache":
+        """As :meth:`content`; a cache whose keys are content already, as it is."""
+        return self if self.keys_are == "content" else self.content()
+
     def rotated(self, rotations: tuple[Rotation | None, ...]) -> "KVCache":
         """The same cache with its content keys turned to their positions.
 
@@ -191,6 +195,35 @@ class KVCache:
             values=tuple(block[:, :, :tokens] for block in self.values),
             positions=self.positions[:, :tokens],
             rotations=rotations,
+        )
+
+    def take(self, index: Int[Tensor, "b t"], positions: Int[Tensor, "b t"]) -> "KVCache":
+        """The tokens at ``index``, some perhaps twice, as if they stood at ``positions``.
+
+        Raises:
+            RotationError: the keys are turned to the positions that they have.
+            CacheLayoutError: there is no token or no sequence by such a number, or a block was
+                written to in place.
+        """
+        self.require_unchanged()
+        if self.keys_are == "cached":
+            raise RotationError(
+                "cached keys are turned to the positions they have, and cannot stand at others",
+                hint="call content() first",
+            )
+        if len(index) != self.batch or bool(((index < 0) | (index >= self.tokens)).any()):
+            numbers = f"{int(index.min())} to {int(index.max())}" if index.numel() else "none"
+            raise CacheLayoutError(
+                f"tokens {numbers} of {len(index)} sequences, in a cache of {self.tokens} tokens "
+                f"and {self.batch} sequences",
+                hint="index is (batch, tokens), each counted from 0",
+            )
+        where = index.to(self.keys[0].device)[:, None, :, None]
+        return replace(
+            self,
+            keys=tuple(torch.take_along_dim(block, where, dim=2) for block in self.keys),
+            values=tuple(torch.take_along_dim(block, where, dim=2) for block in self.values),
+            positions=positions,
         )
 
     def expand(self, batch: int) -> "KVCache":

@@ -165,6 +165,13 @@ def same_model(one: str, other: str) -> bool:
     return weights == others and (not settings or not other_settings or settings == other_settings)
 
 
+def same_tokens(one: ModelSpec, other: ModelSpec) -> bool:
+    """Whether ordinary text becomes the same ids for both. Tokenizers nobody saw count as alike."""
+    if one.tokenizer is None or other.tokenizer is None:
+        return True
+    return one.tokenizer.partition("+")[0] == other.tokenizer.partition("+")[0]
+
+
 def _rotation(data: Mapping[str, Any] | None) -> RotationSpec | None:
     if data is None:
         return None

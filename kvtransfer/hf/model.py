@@ -85,6 +85,20 @@ class LanguageModel:
         ]
         return int(limit * max(1.0, *factors)) if factors else limit
 
+    @property
+    def opening(self) -> Int[Tensor, " o"]:
+        """What its tokenizer puts before every text: nothing, or mostly a begin of sequence.
+
+        Models that were trained behind one are lost without it.
+        """
+        whole, bare = (
+            self.tokenizer("a", add_special_tokens=special)["input_ids"]
+            for special in (True, False)
+        )
+        starts = range(len(whole) - len(bare) + 1)
+        before = next((i for i in starts if whole[i : i + len(bare)] == bare), 0)
+        return torch.tensor(whole[:before], dtype=torch.long)
+
     def encode(self, text: str) -> Int[Tensor, " t"]:
         """The token ids of ``text``, with no special tokens added."""
         ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]

@@ -90,14 +90,34 @@ def test_loaded_weights_are_compared_too(run: Run, places: dict[str, Path]) -> N
     assert stateful.stderr.startswith("error:")
 
 
-@pytest.mark.parametrize("target", ["wordless", "stateful"])
 def test_a_cache_that_cannot_cross_is_exit_1_and_no_error(
-    run: Run, places: dict[str, Path], target: str
+    run: Run, places: dict[str, Path]
 ) -> None:
-    done = run("check", places["source"], places[target], "--json")
+    done = run("check", places["source"], places["stateful"], "--json")
 
     assert done.code == 1
     assert document(done)["verdict"] == "blocked"
+
+
+def test_a_cache_crosses_to_another_tokenizer_from_check_to_eval(
+    run: Run, places: dict[str, Path], tmp_path: Path
+) -> None:
+    pair = places["source"], places["wordless"]
+    checked = run("check", *pair, "--json")
+    options = ("--data", places["prose"], "--tokens", "512", "--chunk", "64", "--layers", "1")
+    fitted = run("fit", *pair, "--out", tmp_path / "mapping", *options, "--json")
+    sizes = ("--prefix", "24", "--continuation", "8", "--items", "2", "--guides", places["guides"])
+    text = ("--text", places["heldout"], *sizes)
+    scored = run("eval", *pair, "--mapping", tmp_path / "mapping", *text, "--json")
+
+    (topic,) = (t for t in document(checked)["topics"] if t["topic"] == "tokenizer")
+    assert (checked.code, topic["verdict"]) == (0, "mapped")
+    assert document(fitted)["chunks_left_out"] == 0
+    for part in ("text", "guides"):
+        found = document(scored)[part]
+        assert {"none", "own", "mapped", "shuffled"} < found["conditions"].keys()
+        assert found["missing"].keys() == {"source", "raw"}
+        assert "other tokens" in found["missing"]["source"]
 
 
 def test_without_json_there_is_a_table(run: Run, places: dict[str, Path]) -> None:
@@ -184,6 +204,57 @@ def test_a_fit_can_be_refined_and_says_what_that_was_worth(
     assert "held-out KL to own" in piped.stdout
     tensors = [(tmp_path / name / "tensors.safetensors").read_bytes() for name in "ab"]
     assert tensors[0] == tensors[1]
+
+
+def test_a_map_is_chosen_within_a_budget_from_what_was_tried(
+    run: Run, places: dict[str, Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    fit = (
+        "fit", places["source"], places["target"], "--out", tmp_path / "m", *QUICK_FIT,
+        "--data", places["prose"], "--solver", "auto", "--storage", "bfloat16",
+    )  # fmt: skip
+
+    done = run(*fit, "--budget", "20KB", "--heatmap", tmp_path / "m.png", "--json")
+
+    found = document(done)["auto"]
+    allowed = [each for each in found["candidates"] if each["bytes"] <= 20_000]
+    (taken,) = (each for each in found["candidates"] if each["taken"])
+    assert taken["attention_error"] == min(each["attention_error"] for each in allowed)
+    assert len(found["candidates"]) > len(allowed) > 1
+    assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
+    mapping = KVMapping.from_pretrained(tmp_path / "m")
+    assert mapping.nbytes("bfloat16") == taken["bytes"]
+    refused = run(*fit, "--budget", "1B")
+    assert refused.code == 1
+    assert "no map fits" in refused.stderr
+
+
+def test_a_start_is_fitted_evaluated_and_diagnosed(
+    run: Run, places: dict[str, Path], tmp_path: Path
+) -> None:
+    pair = places["source"], places["target"]
+    fit = run("fit", *pair, "--out", tmp_path / "m", *QUICK_FIT, "--data", places["prose"],
+              "--layers", "1", "--start", "0", "--solver", "headwise", "--json")  # fmt: skip
+    score = run("eval", *pair, "--mapping", tmp_path / "m", "--text", places["heldout"],
+                "--guides", "none", *QUICK_EVAL, "--json")  # fmt: skip
+    look = run("diagnose", *pair, "--mapping", tmp_path / "m", "--text", places["heldout"],
+               "--prefix", "24", "--continuation", "8", "--items", "2", "--json")  # fmt: skip
+
+    assert [each["target"] for each in document(fit)["layers"]] == [1]
+    assert "mapped" in document(score)["text"]["conditions"]
+    first, second = document(look)["layers"]
+    assert first["sources"] == []
+    assert len(second["sources"]) == 1
+
+
+def test_the_target_writes_its_own_calibration_text(
+    run: Run, places: dict[str, Path], tmp_path: Path
+) -> None:
+    done = run("fit", places["source"], places["target"], "--out", tmp_path / "m", "--tokens",
+               "128", "--chunk", "32", "--data", "self:256", "--layers", "1", "--json")  # fmt: skip
+
+    assert document(done)["rows"] >= 96
 
 
 @pytest.mark.parametrize("storage", ["bfloat16", "int8"])

@@ -12,9 +12,10 @@ import torch
 from kvtransfer.errors import ArtifactError, UnderdeterminedFit
 from kvtransfer.fitting.capture import capture, rows_of
 from kvtransfer.fitting.chunks import chunks
+from kvtransfer.fitting.columns import Columns
 from kvtransfer.fitting.features import Features, read_by
 from kvtransfer.fitting.fit import FitSettings, capture_texts, fit, fit_captured
-from kvtransfer.fitting.layers import Columns, needed_rows
+from kvtransfer.fitting.layers import needed_rows
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.moments import Moments
 from kvtransfer.fitting.texts import builtin
@@ -52,7 +53,7 @@ def test_what_is_gathered_are_the_moments_of_keys_and_values_side_by_side(
 def test_columns_are_where_the_rows_are(source: LanguageModel, target: LanguageModel) -> None:
     content = prefill(source, IDS).content()
     rows = torch.cat([rows_of(content, kind) for kind in ("keys", "values")], dim=1)
-    columns = Columns(source.spec, target.spec, "both")
+    columns = Columns(source.spec, target.spec, "both", "both")
 
     read = rows[:, columns.reads("values", [2, 0])]
 

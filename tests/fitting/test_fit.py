@@ -131,9 +131,10 @@ def test_more_source_layers_than_there_are_is_a_mistake(
 def test_a_pair_that_no_map_can_join_is_refused_before_a_text_is_read(
     source: LanguageModel, target: LanguageModel
 ) -> None:
-    other = replace(target, spec=replace(target.spec, tokenizer="0" * 16))
+    latent = tuple(replace(layer, kind="latent") for layer in target.spec.layers)
+    other = replace(target, spec=replace(target.spec, layers=latent))
 
-    with pytest.raises(IncompatibleModels, match="tokenizer"):
+    with pytest.raises(IncompatibleModels, match="latent"):
         fit(source, other, Unread(), SETTINGS)
 
 

@@ -7,14 +7,13 @@ from sklearn.metrics import r2_score
 from torch import Tensor
 
 from kvtransfer.fitting.capture import Capture, Sample
+from kvtransfer.fitting.columns import Columns, problem
 from kvtransfer.fitting.layers import (
     STRENGTHS,
     Choice,
-    Columns,
     best_strength,
     choose,
     needed_rows,
-    problem,
     rank_layers,
 )
 from kvtransfer.fitting.moments import Moments

@@ -23,6 +23,7 @@ def matrices(mapping: KVMapping) -> Iterator[Tensor]:
     """Every tensor of every map, in a fixed order."""
     for layer in (*mapping.layers, *mapping.shuffled):
         for each in (layer.keys, layer.values):
+            assert isinstance(each, Affine | LowRank)
             yield from (
                 (each.weight, each.bias)
                 if isinstance(each, Affine)
@@ -53,6 +54,12 @@ def test_a_float32_mapping_comes_back_bit_for_bit(
         assert all(map(torch.equal, (*ours.keys, *ours.values), (*theirs.keys, *theirs.values)))
 
 
+def int8_step(matrix: Tensor) -> Tensor:
+    """Half of 1/127 of a column's largest number, all rows being of one size."""
+    rows = matrix.square().mean(1, keepdim=True).sqrt()
+    return rows * (matrix / rows).abs().amax(0) / 127 / 2 * 1.001
+
+
 @pytest.mark.parametrize(
     ("dtype", "bytes_per_number"), [("float32", 4), ("bfloat16", 2), ("int8", 1)]
 )
@@ -72,12 +79,12 @@ def test_narrow_storage_is_as_close_as_its_step_and_as_small_as_it_says(
         step = {
             "float32": torch.zeros(()),
             "bfloat16": theirs.abs() * 2**-8,
-            "int8": theirs.abs().amax(0) / 127 / 2 * 1.001,
+            "int8": int8_step(theirs) if theirs.ndim == 2 else torch.zeros(()),
         }[dtype]
         assert bool(((ours - theirs).abs() <= (step if ours.ndim == 2 else 0)).all())
     size = (tmp_path / "m" / "tensors.safetensors").stat().st_size
     weights = sum(each.numel() for each in matrices(mapping) if each.ndim == 2)
-    assert size < weights * bytes_per_number * 1.25 + 4_096
+    assert size < weights * bytes_per_number * 1.4 + 4_096
 
 
 def test_a_column_of_zeros_survives_int8(

@@ -2,16 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from kvtransfer.errors import IncompatibleModels, TextError
-from kvtransfer.fitting.affine import Affine, LowRank
+from kvtransfer.fitting.affine import Affine, Corrected, LowRank, PerHead
 from kvtransfer.fitting.fit import FitSettings, fit
 from kvtransfer.fitting.mapping import KVMapping, LayerMap
+from kvtransfer.fitting.network import Mlp
 from kvtransfer.fitting.refine import RefineReport, RefineSettings, refine
 from kvtransfer.fitting.texts import builtin
+from kvtransfer.fitting.transfer import transfer
 from kvtransfer.hf.model import LanguageModel, load
 from kvtransfer.hf.run import logits_on, prefill, score
 from kvtransfer.measures.agreement import kl, nll
@@ -182,3 +185,76 @@ def test_too_little_text_and_another_pair_are_refused(
 def test_settings_that_train_nothing_are_a_mistake(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         RefineSettings(**wrong)  # type: ignore[arg-type]
+
+
+def of_form(mapping: KVMapping, form: str) -> KVMapping:
+    """The same shapes with maps that no update can be folded into; of an exact map, a rough one."""
+
+    def one(fitted: object) -> PerHead | Mlp:
+        assert isinstance(fitted, LowRank)
+        whole, heads = fitted.whole(len(fitted.down)), 2
+        p, q = whole.weight.shape
+        if form == "per head":
+            reads = torch.arange(p).expand(heads, -1).contiguous()
+            weight = whole.weight.view(p, heads, -1).movedim(1, 0).contiguous()
+            return PerHead(reads, weight, whole.bias)
+        random = torch.Generator().manual_seed(0)
+        return Mlp(
+            mean=torch.zeros(p),
+            scale=torch.ones(p),
+            direct=whole.weight,
+            inner=0.1 * torch.randn(p, 8, generator=random),
+            inner_bias=torch.zeros(8),
+            middle=torch.eye(8),
+            middle_bias=torch.zeros(8),
+            outer=0.01 * torch.randn(8, q, generator=random),
+            bias=whole.bias,
+        )
+
+    layers = tuple(
+        LayerMap(layer.sources, one(layer.keys), one(layer.values)) for layer in mapping.layers
+    )
+    return replace(mapping, layers=layers)
+
+
+@pytest.mark.parametrize("form", ["per head", "network"])
+def test_what_no_update_can_be_folded_into_is_corrected_beside_it(
+    coarse: KVMapping, source: LanguageModel, target: LanguageModel, form: str, tmp_path: Path
+) -> None:
+    before = of_form(coarse, form)
+
+    found = refine(before, source, target, builtin("fit"), QUICK)
+
+    assert found
+    assert found.best.kl < found.history[0].kl
+    for one, other in zip(before.layers, found.mapping.layers, strict=True):
+        assert isinstance(other.keys, Corrected)
+        assert other.keys.base is one.keys
+        assert other.keys.correction.down.shape[1] == QUICK.rank
+    # Once more: there is one correction, of twice the rank, and the base is still the base.
+    short = replace(QUICK, windows=8, every=4, learning_rate=1e-3)
+    again = refine(found.mapping, source, target, builtin("fit"), short)
+    assert again.best.kl <= again.history[0].kl
+    last = again.mapping.layers[0].keys
+    assert isinstance(last, Corrected)
+    assert (last is found.mapping.layers[0].keys) is not bool(again)
+    assert last.base is before.layers[0].keys
+    again.mapping.save_pretrained(tmp_path / "m")
+    loaded, cache = KVMapping.from_pretrained(tmp_path / "m"), prefill(source, IDS)
+    assert all(map(torch.equal, loaded(cache).keys, again.mapping(cache).keys))
+
+
+def test_a_mapping_with_a_start_is_refined_with_it(
+    source: LanguageModel, target: LanguageModel
+) -> None:
+    settings = FitSettings(tokens=2048, chunk=64, layers=1, rank=8, batch=16, start=1)
+    begun = fit(source, target, builtin("fit"), settings).mapping
+
+    found = refine(begun, source, target, builtin("fit"), replace(QUICK, windows=20, heldout=3))
+
+    assert found
+    assert found.mapping.start == 1
+    assert len(found.mapping.layers) == len(target.spec.layers) - 2
+    made, own = transfer(found.mapping, source, target, IDS), prefill(target, IDS)
+    assert torch.equal(made.values[1], own.values[1])
+    assert not torch.allclose(made.values[2], own.values[2])

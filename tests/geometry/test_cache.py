@@ -90,6 +90,14 @@ def test_nothing_in_a_cache_can_be_set() -> None:
         cache().keys = ()  # type: ignore[misc]
 
 
+def test_as_content_is_content_and_asked_again_changes_nothing() -> None:
+    given = cache()
+    content = given.as_content()
+
+    assert same(content, given.content())
+    assert content.as_content() is content
+
+
 def test_content_and_rotated_are_inverse() -> None:
     original = cache()
 

@@ -1,0 +1,166 @@
+"""Where each layer's features stand in the moments of a pair, and the problem of one map."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from kvtransfer.fitting.affine import Linear, r2
+from kvtransfer.fitting.capture import Capture
+from kvtransfer.fitting.features import GROUPS, Features, Kind, read_by, size, widths
+from kvtransfer.fitting.moments import Moments
+from kvtransfer.geometry.spec import ModelSpec
+
+EVERY_HEAD = -1
+"""The head of a column that is no head's own: each may read it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Heads:
+    """How the columns of a problem fall into heads."""
+
+    target: int
+    """Heads of the target layer; its columns fall into as many equal parts."""
+    source: Int[Tensor, " p"]
+    """The source head of each column, or EVERY_HEAD."""
+    count: Int[Tensor, " p"]
+    """How many heads the source layer of each column has."""
+    sees: Float[Tensor, "h d d"] | None = None
+    """How much an error along each direction of each target head matters; None for alike."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """Where each layer's features stand in the moments of a pair."""
+
+    source: ModelSpec
+    target: ModelSpec
+    features: Features = "same"
+    """What maps are to read."""
+    gathered: Features = "same"
+    """What the moments hold; where they hold both, ``same`` is a choice of columns."""
+    starts: tuple[int, ...] = ()
+    state_width: int = 0
+    start: int | None = None
+    """Which of ``starts`` maps are to read; None for none."""
+
+    @classmethod
+    def of(
+        cls,
+        capture: Capture,
+        source: ModelSpec,
+        target: ModelSpec,
+        *,
+        features: Features | None = None,
+        start: int | None = None,
+    ) -> "Columns":
+        """The columns of what was captured, to be read as asked.
+
+        Raises:
+            ValueError: that was not captured.
+        """
+        wanted = capture.features if features is None else features
+        if wanted == "both" and capture.features == "same":
+            raise ValueError("features 'both' asked of a capture of 'same'")
+        if start is not None and start not in capture.starts:
+            raise ValueError(f"a start of {start} asked of a capture of starts {capture.starts}")
+        return cls(
+            source, target, wanted, capture.features, capture.starts, capture.state_width, start
+        )
+
+    def reads(self, kind: Kind, sources: Sequence[int]) -> Int[Tensor, " p"]:
+        """Source features of some layers, in the order given, from which ``kind`` is read.
+
+        The state at the start comes last.
+        """
+        parts = [self.reads_of(each, s) for s in sources for each in read_by(self.features, kind)]
+        return torch.cat([*parts, *self._state(kind)])
+
+    def reads_of(self, kind: Kind, layer: int) -> Int[Tensor, " p"]:
+        """Features of this kind of one source layer."""
+        starts = list(accumulate(widths(self.source, kind), initial=0))
+        after = size(self.source, "keys") if (self.gathered, kind) == ("both", "values") else 0
+        return torch.arange(starts[layer], starts[layer + 1]) + after
+
+    def heads(self, kind: Kind, sources: Sequence[int], layer: int) -> Heads:
+        """How the columns of :meth:`reads` and :meth:`writes` fall into heads."""
+        owners, counts = [], []
+        for s in sources:
+            heads = self.source.layers[s].kv_heads
+            for each in read_by(self.features, kind):
+                width = widths(self.source, each)[s]
+                owners.append(torch.arange(heads).repeat_interleave(width // heads))
+                counts.append(torch.full((width,), heads))
+        if self.start is not None:
+            owners.append(torch.full((self.state_width,), EVERY_HEAD))
+            counts.append(torch.ones(self.state_width, dtype=torch.long))
+        return Heads(
+            target=self.target.layers[layer].kv_heads,
+            source=torch.cat(owners),
+            count=torch.cat(counts),
+        )
+
+    def writes(self, kind: Kind, layer: int, *, shuffled: bool = False) -> Int[Tensor, " q"]:
+        """Target features of one layer, or their permuted twins."""
+        starts = list(accumulate(widths(self.target, kind), initial=0))
+        columns = torch.arange(starts[layer], starts[layer + 1])
+        return columns + starts[-1] if shuffled else columns
+
+    def _state(self, kind: Kind) -> list[Int[Tensor, " e"]]:
+        if self.start is None:
+            return []
+        group = next(group for group in GROUPS[self.gathered] if kind in group)
+        before = sum(size(self.source, each) for each in group)
+        before += self.starts.index(self.start) * self.state_width
+        return [torch.arange(before, before + self.state_width)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Problem:
+    """What one map is fitted to, and what it is judged by."""
+
+    fit: Moments
+    heldout: Moments
+    shuffled: Moments
+    """The fit's, with permuted target rows."""
+    heads: Heads
+
+    def score(self, fitted: Linear) -> float:
+        """Held-out R², mean over heads."""
+        return float(r2(fitted, self.heldout, heads=self.heads.target).mean())
+
+
+def problem(
+    capture: Capture,
+    columns: Columns,
+    kind: Kind,
+    sources: Sequence[int],
+    layer: int,
+    *,
+    attention: bool = False,
+) -> Problem:
+    """The map of one target layer and kind, read from some source layers in ascending order.
+
+    With ``attention``, rows are weighted by the attention they are paid, and errors of keys by what
+    queries see of them.
+
+    Raises:
+        ValueError: neither was captured.
+    """
+    sources = sorted(sources)
+    x, y = columns.reads(kind, sources), columns.writes(kind, layer)
+    fit: Moments = getattr(capture.fit, kind)
+    heldout: Moments = getattr(capture.heldout, kind)
+    chosen = fit.select(x, y)
+    shuffled = chosen.with_targets_of(fit, x, columns.writes(kind, layer, shuffled=True))
+    heads = columns.heads(kind, sources, layer)
+    if attention:
+        if capture.weighted is None:
+            raise ValueError("the attention solver, of a capture without attention")
+        weighted: Moments = getattr(capture.weighted, kind)
+        chosen = weighted.select(x, y)
+        heads = replace(heads, sees=capture.sees[layer] if kind == "keys" else None)
+    return Problem(fit=chosen, heldout=heldout.select(x, y), shuffled=shuffled, heads=heads)

@@ -1,0 +1,88 @@
+"""How to fit: one value that prints, compares, and is saved with the mapping."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from kvtransfer.fitting.features import Features
+from kvtransfer.fitting.layers import Selection
+from kvtransfer.fitting.neural import NetworkSettings
+from kvtransfer.fitting.solvers import Ridge, Scale, Solver, solver
+
+SolverName = Literal["ridge", "headwise", "procrustes", "lowrank", "attention", "mlp", "auto"]
+"""Those in closed form; a network; or whatever held-out evidence prefers."""
+
+SOLVER_NAMES: tuple[SolverName, ...] = get_args(SolverName)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitSettings:
+    """How to fit. Prints, compares, and is saved with the mapping."""
+
+    tokens: int = 32_768
+    """Rows to fit on."""
+    chunk: int = 512
+    """Tokens in a sequence; each is read from position 0."""
+    layers: int | Literal["auto", "all"] = "auto"
+    """Source layers that feed a target layer."""
+    solver: SolverName = "ridge"
+    strength: float | None = None
+    """Ridge strength; None to choose a relative one by held-out R²."""
+    scale: Scale = "relative"
+    """What a given strength is relative to; ``absolute`` is the paper's convention."""
+    rank: int | None = None
+    """Rank of each layer's map; None for full, or for ``lowrank`` the smallest that costs next to
+    nothing on held-out rows."""
+    gain: float = 1.0
+    """How far outputs are spread from their mean; see :func:`~kvtransfer.fitting.affine.widen`."""
+    features: Features = "same"
+    """What the target's keys, and its values, are read from."""
+    selection: Selection = "top"
+    """How the source layers are picked."""
+    start: int | None = None
+    """Target layers that are run for real; see :class:`~kvtransfer.fitting.mapping.KVMapping`."""
+    products: Literal["auto", "float64", "float32"] = "auto"
+    """Dtype of the products inside one batch; sums over batches are always float64. ``auto`` is
+    float64 up to CHEAP features, and float32 above."""
+    batch: int = 4
+    seed: int = 0
+    network: NetworkSettings = field(default_factory=NetworkSettings)
+    """How to train, where the solver is ``mlp``."""
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "chunk", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if isinstance(self.layers, int) and self.layers < 1:
+            raise ValueError(f"layers must be positive, got {self.layers}")
+        if self.rank is not None and self.rank < 1:
+            raise ValueError(f"rank must be positive, got {self.rank}")
+        if not self.gain > 0:
+            raise ValueError(f"gain must be positive, got {self.gain}")
+        if self.start is not None and self.start < 0:
+            raise ValueError(f"start must be ≥ 0, got {self.start}")
+        if self.solver == "mlp" and (self.rank is not None or self.gain != 1.0):
+            raise ValueError("a network has no rank and no gain: leave both out with solver 'mlp'")
+        if self.rank is not None and self.solver in ("headwise", "procrustes"):
+            raise ValueError(
+                f"rank {self.rank} asked of {self.solver!r}, whose maps have the rank of a head"
+            )
+        if self.strength is not None:
+            Ridge(self.strength)  # which refuses what it cannot use, and now rather than later
+        if self.scale == "absolute" and self.strength is None:
+            raise ValueError("an absolute strength must be given: none is chosen on that scale")
+
+    def solver_of(self, strength: float, rank: int | None) -> Solver:
+        """The solver of one map."""
+        # A network is added to a line; what is to be chosen says so itself later; and where a rank
+        # is, the strength is chosen before it.
+        if self.solver == "auto" or self.solver == "mlp":
+            return Ridge(strength, self.scale)
+        if self.solver == "lowrank" and rank is None:
+            return Ridge(strength, self.scale)
+        return solver(self.solver, strength=strength, scale=self.scale, rank=rank)
+
+
+Progress = Callable[[str, int], None]
+"""Told the stage (``capture`` or ``solve``; with networks, then ``rows`` or ``train``) and what was
+done in it since the last call: tokens, or target layers."""
