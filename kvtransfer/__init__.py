@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvtransfer.errors import KVTransferError
     from kvtransfer.evaluation.evaluate import evaluate
-    from kvtransfer.fitting.fit import FitSettings, fit
+    from kvtransfer.fitting.diagnose import diagnose
+    from kvtransfer.fitting.fit import fit
     from kvtransfer.fitting.mapping import KVMapping
+    from kvtransfer.fitting.probe import probe
+    from kvtransfer.fitting.refine import refine
+    from kvtransfer.fitting.settings import FitSettings
     from kvtransfer.fitting.texts import builtin, documents
+    from kvtransfer.fitting.transfer import transfer
     from kvtransfer.geometry.cache import KVCache
     from kvtransfer.geometry.spec import ModelSpec
     from kvtransfer.guides.guide import read_guides
@@ -21,17 +26,20 @@ if TYPE_CHECKING:
     from kvtransfer.hf.model import LanguageModel, load, wrap
     from kvtransfer.hf.relocate import relocate
     from kvtransfer.hf.run import generate, prefill, score
+    from kvtransfer.hf.start import begin
 
 HOMES = {
-    "FitSettings": "fitting.fit",
+    "FitSettings": "fitting.settings",
     "KVCache": "geometry.cache",
     "KVMapping": "fitting.mapping",
     "KVTransferError": "errors",
     "LanguageModel": "hf.model",
     "ModelSpec": "geometry.spec",
     "adopt": "hf.adopt",
+    "begin": "hf.start",
     "builtin": "fitting.texts",
     "check": "hf.check",
+    "diagnose": "fitting.diagnose",
     "documents": "fitting.texts",
     "evaluate": "evaluation.evaluate",
     "fit": "fitting.fit",
@@ -39,9 +47,12 @@ HOMES = {
     "grafted": "hf.graft",
     "load": "hf.model",
     "prefill": "hf.run",
+    "probe": "fitting.probe",
     "read_guides": "guides.guide",
+    "refine": "fitting.refine",
     "relocate": "hf.relocate",
     "score": "hf.run",
+    "transfer": "fitting.transfer",
     "wrap": "hf.model",
 }
 """Where each public name lives. They load on first use, so that importing the package is quick."""
@@ -54,8 +65,10 @@ __all__ = [
     "LanguageModel",
     "ModelSpec",
     "adopt",
+    "begin",
     "builtin",
     "check",
+    "diagnose",
     "documents",
     "evaluate",
     "fit",
@@ -63,9 +76,12 @@ __all__ = [
     "grafted",
     "load",
     "prefill",
+    "probe",
     "read_guides",
+    "refine",
     "relocate",
     "score",
+    "transfer",
     "wrap",
 ]
 

@@ -24,10 +24,13 @@ from kvtransfer.fitting.auto import PAPER, Budget, choose_map
 from kvtransfer.fitting.capture import Capture, capture
 from kvtransfer.fitting.chunks import chunks
 from kvtransfer.fitting.columns import Columns
-from kvtransfer.fitting.fit import FitSettings, fit, fit_captured
+from kvtransfer.fitting.fit import fit
 from kvtransfer.fitting.layers import Choice, choose, greedy, rank_layers
-from kvtransfer.fitting.refine import RefineSettings, refine
+from kvtransfer.fitting.refine import refine
+from kvtransfer.fitting.refine_settings import RefineSettings
 from kvtransfer.fitting.selftext import read_all_with
+from kvtransfer.fitting.settings import FitSettings
+from kvtransfer.fitting.solve import fit_captured
 from kvtransfer.fitting.texts import builtin, read_all
 from kvtransfer.fitting.trial import Trial
 from kvtransfer.hf.model import LanguageModel
@@ -91,17 +94,17 @@ class Bench:
         return found
 
 
-def starts_of(depth: int) -> tuple[int, ...]:
+def starts_of(depth: int, *, quick: bool = False) -> tuple[int, ...]:
     """Points of the curve of quality against cost; the second is the most that L/6 allows."""
-    return tuple(sorted({0, depth // 6, depth // 3}))
+    return tuple(sorted({0, depth // 6} | (set() if quick else {depth // 3})))
 
 
-def closed_form(bench: Bench) -> Iterator[Row]:
-    """Every closed-form row."""
+def closed_form(bench: Bench, *, quick: bool) -> Iterator[Row]:
+    """Every closed-form row, or those that matter most."""
     source, target = bench.source.spec, bench.target.spec
     depth, most = len(source.layers), min(8, len(source.layers))
     ranking = rank_layers(bench.captured, source, target)
-    for k in sorted({1, most}):
+    for k in [most] if quick else sorted({1, most}):
         yield bench.row(
             f"paper, k = {k}",
             bench.choices(ranking, layers=k, strength=0.01, scale="absolute", features="same"),
@@ -109,14 +112,19 @@ def closed_form(bench: Bench) -> Iterator[Row]:
             layers=k,
         )
     few = min(4, depth)
-    same = bench.choices(ranking, layers=most, features="same")
-    yield bench.row(f"ridge, k = {most}", same, layers=most, features="same")
+    if not quick:
+        same = bench.choices(ranking, layers=most, features="same")
+        yield bench.row(f"ridge, k = {most}", same, layers=most, features="same")
     both = {"features": "both", "selection": "greedy"}
     columns = Columns.of(bench.captured, source, target)
     alone = [row.argsort(descending=True).tolist() for row in ranking]
-    orders = [greedy(bench.captured, columns, t, order, most) for t, order in enumerate(alone)]
+    deepest = few if quick else most
+    orders = [greedy(bench.captured, columns, t, order, deepest) for t, order in enumerate(alone)]
     small = bench.choices(ranking, layers=few, features="both", orders=orders)
     yield bench.row(f"keys and values, k = {few}", small, layers=few, **both)
+    if quick:
+        yield from spread_and_begun(bench, small, orders, few)
+        return
     wide = small
     if most > few:
         found = bench.choices(ranking, layers=most, strength=1e-5, features="both", orders=orders)
@@ -135,6 +143,14 @@ def closed_form(bench: Bench) -> Iterator[Row]:
     for solver in ("lowrank", *attention):
         how = {"layers": most, "solver": solver, "rank": rank, **both}
         yield bench.row(f"{solver} of rank {rank}, k = {most}", wide, **how)
+    yield from spread_and_begun(bench, small, orders, few)
+
+
+def spread_and_begun(
+    bench: Bench, small: tuple[Choice, ...], orders: list[list[int]], few: int
+) -> Iterator[Row]:
+    """The small map at other gains, and with the target's own first layers."""
+    both = {"features": "both", "selection": "greedy"}
     for gain in (1.05, 1.1):
         yield bench.row(
             f"keys and values, k = {few}, gain {gain}", small, layers=few, gain=gain, **both
@@ -142,7 +158,7 @@ def closed_form(bench: Bench) -> Iterator[Row]:
     for start in bench.captured.starts:
         how = {"layers": few, "start": start, **both}
         begun = bench.choices(
-            ranking, layers=few, features="both", start=start, strength=1e-4, orders=orders
+            None, layers=few, features="both", start=start, strength=1e-4, orders=orders
         )
         yield bench.row(f"start {start}, k = {few}", begun, **how)
 
@@ -184,6 +200,7 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=24)
     parser.add_argument("--refine", type=int, default=240)
     parser.add_argument("--mlp", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="fewer rows, and no choice by auto")
     parser.add_argument("--attention", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--dtype", help="that the models run in, also while they are measured")
     asked = parser.parse_args()
@@ -200,33 +217,34 @@ def main() -> None:
         tokens=asked.tokens,
         batch=8,
         features="both",
-        starts=starts_of(len(target.spec.layers)),
+        starts=starts_of(len(target.spec.layers), quick=asked.quick),
         attention=asked.attention,
         products=torch.float64 if asked.pair == "tiny" else torch.float32,
     )
     print(f"captured in {time.perf_counter() - began:.0f} s: {captured.seconds}", flush=True)
     bench = Bench(source, target, captured, settings, texts)
-    rows = list(closed_form(bench))
+    rows = list(closed_form(bench, quick=asked.quick))
     by_name = {row.name: row for row in rows}
     few, most = (min(k, len(source.spec.layers)) for k in (4, 8))
     paper = by_name[f"paper, k = {most}"]
-    whole = by_name[f"keys and values, k = {most}"]
-    rows += stored(whole)
+    rows += stored(by_name[f"keys and values, k = {few if asked.quick else most}"])
 
-    began = time.perf_counter()
-    chosen = choose_map(
-        captured, source, target, settings, budget=Budget(nbytes=paper.nbytes), storage="bfloat16"
-    )
-    assert chosen.auto is not None
-    Console(width=120).print(chosen.auto)
-    auto = Row(
-        "auto",
-        chosen.mapping.rounded("bfloat16"),
-        chosen.mapping.nbytes("bfloat16"),
-        (chosen.r2_keys, chosen.r2_values),
-        time.perf_counter() - began,
-    )
-    rows.append(auto)
+    chosen = None
+    if not asked.quick:
+        began = time.perf_counter()
+        budget = Budget(nbytes=paper.nbytes)
+        chosen = choose_map(captured, source, target, settings, budget=budget, storage="bfloat16")
+        Console(width=120).print(chosen.auto)
+        auto = Row(
+            "auto",
+            chosen.mapping.rounded("bfloat16"),
+            chosen.mapping.nbytes("bfloat16"),
+            (chosen.r2_keys, chosen.r2_values),
+            time.perf_counter() - began,
+        )
+        rows.append(auto)
+    begun = by_name[f"start {starts_of(len(target.spec.layers))[1]}, k = {few}"]
+    plain = rows[-1] if chosen else by_name[f"keys and values, k = {few}"]
     if asked.mlp:
         how = replace(settings, solver="mlp", features="both", layers=few)
         report = fit(source, target, texts, how)
@@ -241,8 +259,7 @@ def main() -> None:
         )
     histories = {}
     if asked.refine:
-        begun = by_name[f"start {starts_of(len(target.spec.layers))[1]}, k = {few}"]
-        for row in (auto, begun):
+        for row in (plain, begun):
             made, histories[row.name] = refined(bench, row, asked.refine)
             rows.append(made)
             rows += [each for each in stored(made) if each.name.endswith("bfloat16")]
@@ -291,7 +308,7 @@ def main() -> None:
         "items": {name: column["nll"].tolist() for name, column in report.text.columns.items()},
         "n": report.text.n,
         "calibration": {"data": asked.data, "rows": captured.fit.rows},
-        "auto": chosen.auto.to_dict(),
+        "auto": chosen.auto.to_dict() if chosen and chosen.auto else None,
         "refine": histories,
         "capture_seconds": captured.seconds,
         "provenance": report.provenance.to_dict(),

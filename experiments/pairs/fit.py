@@ -13,8 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvtransfer import KVMapping, builtin, load
-from kvtransfer.fitting.fit import FitSettings, capture_texts, fit_captured
-from kvtransfer.fitting.refine import RefineSettings, refine
+from kvtransfer.fitting.fit import capture_texts
+from kvtransfer.fitting.refine import refine
+from kvtransfer.fitting.refine_settings import RefineSettings
+from kvtransfer.fitting.settings import FitSettings
+from kvtransfer.fitting.solve import fit_captured
 from kvtransfer.fitting.texts import read_all
 from kvtransfer.zoo import PAIRS
 

@@ -41,8 +41,9 @@ def demo(
         if pair not in SIZES:
             raise ValueError(f"--pair is one of {', '.join(SIZES)}, not {pair!r}")
         from kvtransfer.evaluation.evaluate import BUILTIN_GUIDES, evaluate
-        from kvtransfer.fitting.fit import FitSettings, fit
+        from kvtransfer.fitting.fit import fit
         from kvtransfer.fitting.mapping import KVMapping
+        from kvtransfer.fitting.settings import FitSettings
         from kvtransfer.fitting.texts import builtin
         from kvtransfer.guides.guide import read_guides
         from kvtransfer.hf.check import check

@@ -163,6 +163,3 @@ def _products(settings: FitSettings, source: ModelSpec) -> torch.dtype:
         widest = max(size(source, kind) for kind in KINDS)
         return torch.float64 if widest <= CHEAP else torch.float32
     return torch.float64 if settings.products == "float64" else torch.float32
-
-
-__all__ = ["FitSettings", "capture_texts", "fit", "fit_captured"]

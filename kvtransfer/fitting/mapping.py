@@ -1,4 +1,8 @@
-"""A fitted mapping: one model's cache in, another model's cache out."""
+"""A fitted mapping: one model's cache in, another model's cache out.
+
+This module knows neither how maps are fitted, nor how their tensors lie on the disk, nor a model's
+weights: what it has of its two ends is their specs.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -11,33 +15,21 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvtransfer import artifact
-from kvtransfer.errors import ArtifactError, CacheLayoutError, IncompatibleModels
-from kvtransfer.fitting import storage
+from kvtransfer.errors import ArtifactError
+from kvtransfer.fitting import ends, storage
 from kvtransfer.fitting.affine import Map
 from kvtransfer.fitting.features import KINDS, Features, Kind, read_by, state_rows
+from kvtransfer.fitting.layer_map import LayerMap
 from kvtransfer.geometry.cache import Block, KVCache
-from kvtransfer.geometry.compat import Verdict, compare
 from kvtransfer.geometry.rotation import Rotation
-from kvtransfer.geometry.spec import ModelSpec, same_model, same_tokens
+from kvtransfer.geometry.spec import ModelSpec
 from kvtransfer.hf.rotary import config_from_dict, rotary_from_config
 from kvtransfer.hf.start import Start, State
 
 KIND = "kv_mapping"
 
-SHAPES = ("layers", "kv_heads", "head_dim", "rope", "cache_format")
-"""Topics on which a model must agree with a mapping's end, whatever its weights."""
-
 Rotate = Callable[[Int[Tensor, "b t"]], tuple[Rotation | None, ...]]
 """Positions to one rotation per layer, as a model's own rotary module makes them."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LayerMap:
-    """What makes one target layer: the source layers it reads, and a map for each kind."""
-
-    sources: tuple[int, ...]
-    keys: Map
-    values: Map
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -79,15 +71,16 @@ class KVMapping:
     @property
     def parameters(self) -> int:
         """Numbers in the maps, the control's left out."""
-        return sum(layer.keys.parameters + layer.values.parameters for layer in self.layers)
+        return sum(layer.parameters for layer in self.layers)
+
+    @property
+    def first(self) -> int:
+        """The first target layer that is mapped; those before it are exact."""
+        return 0 if self.start is None else self.start + 1
 
     def nbytes(self, dtype: storage.Dtype = "float32") -> int:
         """Bytes of the maps stored in ``dtype``, the control's left out."""
-        return sum(
-            storage.nbytes(fitted, dtype)
-            for layer in self.layers
-            for fitted in (layer.keys, layer.values)
-        )
+        return sum(layer.nbytes(dtype) for layer in self.layers)
 
     def rounded(self, dtype: storage.Dtype) -> "KVMapping":
         """The mapping as it comes back from being stored in ``dtype``; the control stays."""
@@ -97,22 +90,8 @@ class KVMapping:
             self.start,
             state_width(config_from_dict(self.target_config)),
         )
-
-        def one(fitted: Map, kind: Kind, layer: int, sources: tuple[int, ...]) -> Map:
-            return storage.unpack(
-                "map",
-                storage.pack("map", fitted, dtype),
-                reads.count(kind, sources),
-                storage.written(self.target, kind, layer),
-                self._heads(layer),
-            )
-
         layers = tuple(
-            LayerMap(
-                each.sources,
-                keys=one(each.keys, "keys", i, each.sources),
-                values=one(each.values, "values", i, each.sources),
-            )
+            LayerMap.unpack("map", each.pack("map", dtype), each.sources, reads, self.target, i)
             for i, each in enumerate(self.layers, self.first)
         )
         return replace(self, layers=layers)
@@ -135,8 +114,8 @@ class KVMapping:
             CacheLayoutError: it is not shaped as the source's, or the target has other tokens and
                 they were not aligned; see :func:`kvtransfer.hf.aligned.read_aligned`.
         """
-        self._check(cache)
-        self._check_start(cache, start)
+        ends.check_cache(cache, self.source, self.target)
+        ends.check_start(start, cache, self.target, self.start)
         content = cache.as_content()
         maps = self.shuffled if shuffled else self.layers
         if not maps:
@@ -179,20 +158,7 @@ class KVMapping:
 
     def check_ends(self, source: ModelSpec, target: ModelSpec) -> None:
         """Raise IncompatibleModels unless this mapping goes from ``source`` to ``target``."""
-        for end, mine, given in self._ends(source, target):
-            if same_model(str(mine.identity), str(given.identity)):
-                continue
-            reverse = self.source.weights == target.weights and (
-                self.target.weights == source.weights
-            )
-            raise IncompatibleModels(
-                f"this mapping goes {self.source.name} → {self.target.name}; asked for "
-                f"{source.name} → {target.name} (the {end}'s weights are {mine.identity} in the "
-                f"mapping, {given.identity} in the model)",
-                hint="a mapping has one direction: fit the reverse one, or swap the models"
-                if reverse
-                else "fit a mapping for this pair: kvtransfer fit SOURCE TARGET --out DIR",
-            )
+        ends.check_ends((self.source, self.target), (source, target))
 
     def insisting_on(self, source: ModelSpec, target: ModelSpec) -> "KVMapping":
         """This mapping between other weights of the same shape, with a note that says so.
@@ -203,26 +169,8 @@ class KVMapping:
         Raises:
             IncompatibleModels: layers, heads, widths or RoPE are not those of the mapping's ends.
         """
-        notes = list(self.notes)
-        for end, mine, given in self._ends(source, target):
-            for finding in compare(mine, given).findings:
-                if finding.topic in SHAPES and finding.verdict is not Verdict.SAME:
-                    raise IncompatibleModels(
-                        f"the {end} of this mapping has {finding.topic} {finding.source}, "
-                        f"{given.name} has {finding.target}",
-                        hint="only weights may differ; fit a mapping for this pair",
-                    )
-            if not same_model(str(mine.identity), str(given.identity)):
-                notes.append(
-                    f"the {end}'s weights are {given.identity}, and the mapping was fitted on "
-                    f"{mine.identity} ({mine.name}): used on request"
-                )
-        return replace(self, source=source, target=target, notes=tuple(notes))
-
-    def _ends(
-        self, source: ModelSpec, target: ModelSpec
-    ) -> tuple[tuple[str, ModelSpec, ModelSpec], ...]:
-        return (("source", self.source, source), ("target", self.target, target))
+        notes = ends.insisted((self.source, self.target), (source, target))
+        return replace(self, source=source, target=target, notes=self.notes + notes)
 
     def save_pretrained(self, folder: str | Path, *, dtype: storage.Dtype = "float32") -> None:
         """Write the mapping as a folder of config, safetensors and card.
@@ -237,8 +185,7 @@ class KVMapping:
         tensors: dict[str, Tensor] = {}
         for group, maps in (("maps", self.layers), ("shuffled", self.shuffled)):
             for index, layer in enumerate(maps):
-                for kind, each in (("keys", layer.keys), ("values", layer.values)):
-                    tensors |= storage.pack(f"{group}.{index}.{kind}", each, dtype)
+                tensors |= layer.pack(f"{group}.{index}", dtype)
         config = {
             "source": self.source.to_dict(),
             "target": self.target.to_dict(),
@@ -296,19 +243,7 @@ class KVMapping:
             )
         maps = {
             group: tuple(
-                LayerMap(
-                    sources=each,
-                    **{
-                        kind: storage.unpack(
-                            f"{group}.{i}.{kind}",
-                            tensors,
-                            reads.count(kind, each),
-                            storage.written(target, kind, first + i),
-                            target.layers[first + i].kv_heads,
-                        )
-                        for kind in KINDS
-                    },
-                )
+                LayerMap.unpack(f"{group}.{i}", tensors, each, reads, target, first + i)
                 for i, each in enumerate(sources)
             )
             for group in groups
@@ -327,83 +262,8 @@ class KVMapping:
             provenance=config["provenance"],
         )
 
-    def _check_start(self, cache: KVCache, start: Start | None) -> None:
-        if (start is None) != (self.start is None):
-            if start is None:
-                raise CacheLayoutError(
-                    f"this mapping asks for what {self.target.name} has of the prefix after "
-                    f"{self.start} of its layers, and that was not given",
-                    hint="transfer(mapping, source, target, ids) sees to it, or give "
-                    f"start=begin(target, ids, layers={self.start})",
-                )
-            raise CacheLayoutError(
-                f"this mapping has no start, and one of {len(start.cache) - 1} layers was given",
-                hint="leave start out",
-            )
-        if start is None:
-            return
-        if len(start.cache) != self.first:
-            raise CacheLayoutError(
-                f"this mapping starts with {self.start} layers, and one of "
-                f"{len(start.cache) - 1} was given",
-                hint=f"begin(target, ids, layers={self.start})",
-            )
-        if not same_model(str(start.cache.model), str(self.target.identity)):
-            raise IncompatibleModels(
-                f"the start is of a model with fingerprint {start.cache.model}; the mapping goes "
-                f"to {self.target.name} ({self.target.identity})",
-                hint="begin with the mapping's own target",
-            )
-        if start.cache.positions.shape != cache.positions.shape or bool(
-            (start.cache.positions != cache.positions.to(start.cache.positions)).any()
-        ):
-            raise CacheLayoutError(
-                f"the start holds {start.cache.tokens} tokens at other positions than the "
-                f"cache's {cache.tokens}",
-                hint="begin with the same ids as the source read",
-            )
-
-    @property
-    def first(self) -> int:
-        """The first target layer that is mapped; those before it are exact."""
-        return 0 if self.start is None else self.start + 1
-
     def _heads(self, layer: int) -> int:
         return self.target.layers[layer].kv_heads
-
-    def _check(self, cache: KVCache) -> None:
-        cache.require_unchanged()
-        if cache.model is not None and not same_model(cache.model, str(self.source.identity)):
-            raise IncompatibleModels(
-                f"this cache was made by a model with fingerprint {cache.model}; the mapping "
-                f"reads caches of {self.source.name} ({self.source.identity})",
-                hint="use the mapping for the model that made the cache",
-            )
-        found = [(*keys.shape[1::2], *values.shape[1::2]) for keys, values in cache]
-        wanted = [
-            (layer.kv_heads, layer.key_dim, layer.kv_heads, layer.value_dim)
-            for layer in self.source.layers
-        ]
-        if found != wanted:
-            raise CacheLayoutError(
-                f"this cache has {len(found)} layers of (key heads, key dim, value heads, "
-                f"value dim) {sorted(set(found))}, "
-                f"{self.source.name} has {len(wanted)} of {sorted(set(wanted))}",
-                hint="a mapping reads the cache of its own source model only",
-            )
-        if cache.model is None:
-            raise IncompatibleModels(
-                f"this cache does not say which model made it; the mapping reads caches of "
-                f"{self.source.name} ({self.source.weights})",
-                hint="adopt(model, cache, ids) looks whether it is that model's",
-            )
-        # What was aligned has content keys: cached ones would stand at positions not their own.
-        if cache.keys_are == "cached" and not same_tokens(self.source, self.target):
-            raise CacheLayoutError(
-                f"this cache has a token for each of {self.source.name}'s, and {self.target.name} "
-                "cuts text into others",
-                hint="transfer(mapping, source, target, ids) aligns them, with the target's ids",
-            )
 
 
 def state_width(config: Any) -> int:

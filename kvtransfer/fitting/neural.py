@@ -20,7 +20,7 @@ from kvtransfer.fitting.affine import Affine, Map
 from kvtransfer.fitting.capture import Capture
 from kvtransfer.fitting.columns import Columns
 from kvtransfer.fitting.features import KINDS, Kind
-from kvtransfer.fitting.mapping import LayerMap
+from kvtransfer.fitting.layer_map import LayerMap
 from kvtransfer.fitting.network import Mlp
 from kvtransfer.fitting.report import FitReport
 from kvtransfer.fitting.rows import Rows, Units, gather, units_of

@@ -4,6 +4,8 @@ Closed-form maps minimise an error of keys and values; the target minds some of 
 more than the rest. Low-rank updates of the maps are trained on KL(own ‖ mapped): how far the
 target's next-token distributions on the mapped prefix are from those on its own. No weights of
 either model change.
+
+This module knows nothing of how the maps that it is given were fitted.
 """
 
 import math
@@ -16,14 +18,16 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from rich.table import Table
 from torch import Tensor, nn
 
 from kvtransfer.errors import TextError
 from kvtransfer.fitting.affine import Affine, Corrected, LowRank, Map
 from kvtransfer.fitting.chunks import chunks
 from kvtransfer.fitting.features import KINDS, state_rows
-from kvtransfer.fitting.mapping import KVMapping, LayerMap
+from kvtransfer.fitting.layer_map import LayerMap
+from kvtransfer.fitting.mapping import KVMapping
+from kvtransfer.fitting.refine_report import Judgement, RefineReport
+from kvtransfer.fitting.refine_settings import RefineSettings
 from kvtransfer.fitting.transfer import mapped
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.hf.aligned import Alignable, read_aligned
@@ -31,89 +35,9 @@ from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.run import logits_on, score
 from kvtransfer.hf.start import Start, prefill_with_states, start_of
 from kvtransfer.measures.agreement import kl, nll
-from kvtransfer.report import to_json
 
 HOLDOUT = 8
 """One window in this many is held out, as long as more are wanted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RefineSettings:
-    """How to refine. Prints, compares, and is saved with the mapping."""
-
-    windows: int = 240
-    """Training windows, each used once."""
-    rank: int = 16
-    """Of the update of each layer's keys and values."""
-    prefix: int = 256
-    """Tokens of a window that are mapped."""
-    continuation: int = 128
-    """Tokens after it, on which the target's predictions are compared."""
-    learning_rate: float = 2e-3
-    """Of Adam, after a short warm-up and before a cosine decay to zero."""
-    heldout: int = 8
-    """Windows that judge."""
-    every: int = 40
-    """Steps between judgements."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("windows", "rank", "continuation", "heldout", "every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if self.prefix < 2:
-            raise ValueError(f"prefix must be at least 2, got {self.prefix}")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """Held-out windows after some steps, in nats a token."""
-
-    step: int
-    kl: float
-    nll: float
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class RefineReport:
-    """What refining found. True where the held-out KL fell; else the mapping is as it was."""
-
-    mapping: KVMapping
-    history: tuple[Judgement, ...]
-    """The first is of the mapping as it came."""
-    best: Judgement
-    """The one whose maps were kept."""
-    seconds: float
-
-    def __bool__(self) -> bool:
-        return self.best.kl < self.history[0].kl
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {
-            "history": [asdict(each) for each in self.history],
-            "best": asdict(self.best),
-            "seconds": self.seconds,
-        }
-
-    def to_json(self) -> str:
-        """Stable text."""
-        return to_json(self.to_dict())
-
-    def __rich__(self) -> Table:
-        table = Table(
-            "step",
-            "held-out KL to own",
-            "held-out NLL",
-            title="refined on the target's own predictions",
-            caption=f"{self.seconds:.0f} s; the bold one was kept",
-        )
-        for each in self.history:
-            kept = "bold" if each == self.best else None
-            table.add_row(str(each.step), f"{each.kl:.4f}", f"{each.nll:.4f}", style=kept)
-        return table
 
 
 def refine(

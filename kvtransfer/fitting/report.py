@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvtransfer.fitting.layers import Choice
 from kvtransfer.fitting.mapping import KVMapping
-from kvtransfer.fitting.refine import RefineReport
+from kvtransfer.fitting.refine_report import RefineReport
 from kvtransfer.fitting.tried import AutoReport
 from kvtransfer.report import to_json
 

@@ -12,8 +12,9 @@ from kvtransfer.fitting.affine import Affine, Linear, LowRank, reduce_rank, thro
 from kvtransfer.fitting.capture import Capture
 from kvtransfer.fitting.columns import Columns, Problem, problem
 from kvtransfer.fitting.features import KINDS, Kind
+from kvtransfer.fitting.layer_map import LayerMap
 from kvtransfer.fitting.layers import Choice, choose, rank_layers
-from kvtransfer.fitting.mapping import KVMapping, LayerMap
+from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.report import FitReport
 from kvtransfer.fitting.settings import FitSettings, Progress
 from kvtransfer.fitting.solvers import Damping, Ridge

@@ -2,7 +2,7 @@
 
 Where both tokenizers cut text alike, the source reads the ids as they are. Else it reads the same
 text in its own tokens, and each of the target's gets the keys and values of the source's token that
-had read as far.
+had read as far; but the first gets those of the first.
 """
 
 from collections.abc import Iterable, Iterator
@@ -118,6 +118,8 @@ def _read_row(source: LanguageModel, target: LanguageModel, ids: Int[Tensor, " t
     opening = source.opening
     if not torch.equal(theirs[: len(opening)], opening):  # the target's text may begin bare
         theirs, index = torch.cat((opening, theirs)), index + len(opening)
+    # Whatever token stands first, most models make a sink of it, with keys like no other's.
+    index = torch.cat((torch.zeros_like(index[:1]), index[1:]))
     read = prefill(source, theirs[None]).to(dtype=torch.float32).content()
     positions = torch.arange(len(ids), device=read.positions.device)
     return read.take(index[None].to(read.positions.device), positions[None])

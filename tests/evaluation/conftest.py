@@ -8,7 +8,8 @@ import torch
 from kvtransfer.evaluation.evaluate import evaluate
 from kvtransfer.evaluation.report import EvalReport
 from kvtransfer.fitting.affine import Affine
-from kvtransfer.fitting.mapping import KVMapping, LayerMap
+from kvtransfer.fitting.layer_map import LayerMap
+from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.texts import builtin
 from kvtransfer.guides.guide import Choice, Expect, Guide
 from kvtransfer.hf.model import LanguageModel

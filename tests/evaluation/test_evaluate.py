@@ -15,7 +15,8 @@ from kvtransfer.evaluation.evaluate import evaluate
 from kvtransfer.evaluation.report import EvalReport
 from kvtransfer.evaluation.text import TextResult
 from kvtransfer.fitting.chunks import chunks
-from kvtransfer.fitting.fit import FitSettings, fit
+from kvtransfer.fitting.fit import fit
+from kvtransfer.fitting.settings import FitSettings
 from kvtransfer.fitting.texts import builtin
 from kvtransfer.guides.guide import Choice, Guide
 from kvtransfer.hf.model import LanguageModel

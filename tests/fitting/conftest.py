@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from kvtransfer.fitting.affine import Affine, LowRank, Map
-from kvtransfer.fitting.mapping import KVMapping, LayerMap
+from kvtransfer.fitting.layer_map import LayerMap
+from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.hf.model import LanguageModel
 
 MakeMapping = Callable[..., KVMapping]

@@ -16,10 +16,10 @@ from kvtransfer.fitting.auto import choose_map
 from kvtransfer.fitting.capture import Capture, Sample, capture
 from kvtransfer.fitting.chunks import chunks
 from kvtransfer.fitting.columns import Columns
-from kvtransfer.fitting.fit import FitSettings
 from kvtransfer.fitting.layers import choose, greedy, rank_layers
 from kvtransfer.fitting.moments import Moments
 from kvtransfer.fitting.report import FitReport
+from kvtransfer.fitting.settings import FitSettings
 from kvtransfer.fitting.storage import Dtype
 from kvtransfer.fitting.texts import builtin
 from kvtransfer.fitting.tried import AutoReport, Budget, Candidate, Tried

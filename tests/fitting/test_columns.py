@@ -10,9 +10,10 @@ from kvtransfer.errors import UnsupportedModel
 from kvtransfer.fitting.capture import Capture, capture, rows_of
 from kvtransfer.fitting.columns import EVERY_HEAD, Columns, problem
 from kvtransfer.fitting.features import KINDS, Features, Kind, state_rows
-from kvtransfer.fitting.fit import FitSettings, fit_captured
 from kvtransfer.fitting.layers import choose
 from kvtransfer.fitting.moments import Moments
+from kvtransfer.fitting.settings import FitSettings
+from kvtransfer.fitting.solve import fit_captured
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.run import prefill
 from kvtransfer.hf.start import prefill_with_states, width

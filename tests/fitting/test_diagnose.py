@@ -17,9 +17,12 @@ from kvtransfer.errors import IncompatibleModels, TextError
 from kvtransfer.evaluation.evaluate import evaluate
 from kvtransfer.fitting.affine import Affine
 from kvtransfer.fitting.chunks import chunks
-from kvtransfer.fitting.diagnose import Diagnosis, Heads, diagnose
-from kvtransfer.fitting.fit import FitSettings, fit
-from kvtransfer.fitting.mapping import KVMapping, LayerMap
+from kvtransfer.fitting.diagnose import diagnose
+from kvtransfer.fitting.diagnosis import Diagnosis, Heads
+from kvtransfer.fitting.fit import fit
+from kvtransfer.fitting.layer_map import LayerMap
+from kvtransfer.fitting.mapping import KVMapping
+from kvtransfer.fitting.settings import FitSettings
 from kvtransfer.fitting.texts import builtin
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.run import prefill

@@ -14,10 +14,12 @@ from kvtransfer.fitting.capture import capture, rows_of
 from kvtransfer.fitting.chunks import chunks
 from kvtransfer.fitting.columns import Columns
 from kvtransfer.fitting.features import Features, read_by
-from kvtransfer.fitting.fit import FitSettings, capture_texts, fit, fit_captured
+from kvtransfer.fitting.fit import capture_texts, fit
 from kvtransfer.fitting.layers import needed_rows
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.moments import Moments
+from kvtransfer.fitting.settings import FitSettings
+from kvtransfer.fitting.solve import fit_captured
 from kvtransfer.fitting.texts import builtin
 from kvtransfer.hf.model import LanguageModel, load
 from kvtransfer.hf.run import prefill, score

@@ -10,8 +10,10 @@ import torch
 
 from kvtransfer.errors import IncompatibleModels, UnderdeterminedFit
 from kvtransfer.fitting.affine import LowRank
-from kvtransfer.fitting.fit import FitSettings, capture_texts, fit, fit_captured
+from kvtransfer.fitting.fit import capture_texts, fit
 from kvtransfer.fitting.report import FitReport
+from kvtransfer.fitting.settings import FitSettings
+from kvtransfer.fitting.solve import fit_captured
 from kvtransfer.fitting.texts import builtin
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.run import prefill

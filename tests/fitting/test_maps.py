@@ -25,7 +25,8 @@ from kvtransfer.fitting.affine import (
     reduce_rank,
     widen,
 )
-from kvtransfer.fitting.mapping import KVMapping, LayerMap
+from kvtransfer.fitting.layer_map import LayerMap
+from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.moments import Moments
 from kvtransfer.fitting.network import Mlp
 from kvtransfer.fitting.solvers import Headwise, ReducedRank, Ridge

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from kvtransfer.errors import DeviceError, IncompatibleModels, TextError, UnsupportedModel
 from kvtransfer.fitting.affine import Affine
+from kvtransfer.fitting.dual import STRENGTHS, leave_out
 from kvtransfer.fitting.mapping import KVMapping
-from kvtransfer.fitting.probe import STRENGTHS, WINDOWS, leave_out, probe
+from kvtransfer.fitting.probe import WINDOWS, probe
 from kvtransfer.fitting.probe_report import ENOUGH, FALLEN, ProbeReport
 from kvtransfer.fitting.texts import builtin
 from kvtransfer.hf.model import LanguageModel, load, wrap

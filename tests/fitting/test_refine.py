@@ -9,10 +9,14 @@ import torch
 
 from kvtransfer.errors import IncompatibleModels, TextError
 from kvtransfer.fitting.affine import Affine, Corrected, LowRank, PerHead
-from kvtransfer.fitting.fit import FitSettings, fit
-from kvtransfer.fitting.mapping import KVMapping, LayerMap
+from kvtransfer.fitting.fit import fit
+from kvtransfer.fitting.layer_map import LayerMap
+from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.network import Mlp
-from kvtransfer.fitting.refine import RefineReport, RefineSettings, refine
+from kvtransfer.fitting.refine import refine
+from kvtransfer.fitting.refine_report import RefineReport
+from kvtransfer.fitting.refine_settings import RefineSettings
+from kvtransfer.fitting.settings import FitSettings
 from kvtransfer.fitting.texts import builtin
 from kvtransfer.fitting.transfer import transfer
 from kvtransfer.hf.model import LanguageModel, load

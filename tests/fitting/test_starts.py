@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from kvtransfer.errors import ArtifactError, CacheLayoutError, IncompatibleModels
-from kvtransfer.fitting.fit import FitSettings, fit
+from kvtransfer.fitting.fit import fit
 from kvtransfer.fitting.mapping import KVMapping
+from kvtransfer.fitting.settings import FitSettings
 from kvtransfer.fitting.texts import builtin
 from kvtransfer.fitting.transfer import mapped, transfer
 from kvtransfer.hf.model import LanguageModel

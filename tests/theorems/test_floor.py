@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from kvtransfer.fitting.fit import FitSettings, fit
+from kvtransfer.fitting.fit import fit
 from kvtransfer.fitting.mapping import KVMapping
+from kvtransfer.fitting.settings import FitSettings
 from kvtransfer.fitting.texts import builtin
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.hf.model import LanguageModel

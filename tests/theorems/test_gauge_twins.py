@@ -13,8 +13,10 @@ import pytest
 from torch import Tensor
 
 from kvtransfer.fitting.capture import Capture
-from kvtransfer.fitting.fit import FitSettings, capture_texts, fit_captured
+from kvtransfer.fitting.fit import capture_texts
 from kvtransfer.fitting.mapping import KVMapping
+from kvtransfer.fitting.settings import FitSettings
+from kvtransfer.fitting.solve import fit_captured
 from kvtransfer.fitting.texts import builtin
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.run import prefill, score

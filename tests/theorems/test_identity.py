@@ -7,8 +7,9 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from kvtransfer.fitting.fit import FitSettings, fit
+from kvtransfer.fitting.fit import fit
 from kvtransfer.fitting.mapping import KVMapping
+from kvtransfer.fitting.settings import FitSettings
 from kvtransfer.fitting.texts import builtin
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.hf.cache import read, write

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from kvtransfer.errors import CacheLayoutError, IncompatibleModels
-from kvtransfer.fitting.fit import FitSettings, fit
+from kvtransfer.fitting.fit import fit
+from kvtransfer.fitting.settings import FitSettings
 from kvtransfer.fitting.texts import builtin
 from kvtransfer.geometry.compat import Verdict, compare
 from kvtransfer.hf.model import LanguageModel, wrap
