@@ -20,7 +20,10 @@ from torch import Tensor
 from kvtransfer.errors import ArtifactError
 from kvtransfer.report import to_json
 
-FORMAT = 1
+FORMAT = 2
+"""What is written. Format 1 had no scale a row beside its int8 matrices."""
+
+READABLE = (1, 2)
 CONFIG, TENSORS, CARD = "config.json", "tensors.safetensors", "README.md"
 
 
@@ -120,9 +123,10 @@ def read_config(folder: Path, *, kind: str) -> dict[str, Any]:
             hint="copy or make the artifact again",
         )
     require(config, ("format", "kind", "sha256"), path)
-    if config["format"] != FORMAT:
+    if config["format"] not in READABLE:
         raise ArtifactError(
-            f"{path} is in format {config['format']!r}; this version reads format {FORMAT}",
+            f"{path} is in format {config['format']!r}; this version reads formats "
+            f"{' and '.join(map(str, READABLE))}",
             hint="use the version of kvtransfer that wrote it, or make it again",
         )
     if config["kind"] != kind:
