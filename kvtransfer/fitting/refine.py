@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from kvtransfer.errors import TextError
 from kvtransfer.fitting.affine import Affine, Corrected, LowRank, Map
+from kvtransfer.fitting.capture import flat
 from kvtransfer.fitting.chunks import chunks
 from kvtransfer.fitting.features import KINDS, state_rows
 from kvtransfer.fitting.layer_map import LayerMap
@@ -141,7 +142,10 @@ class Prefix:
     """The source's, in float32."""
     start: Start | None
     live: Int[Tensor, "1 s"]
+    wanted: KVCache
+    """The target's own."""
     own: Float[Tensor, "s v"]
+    """What it predicts on that."""
 
     @classmethod
     def of(
@@ -163,6 +167,7 @@ class Prefix:
             ),
             start=None if mapping.start is None else start_of(own, states, mapping.start),
             live=live,
+            wanted=own,
             own=score(target, live, own)[0],
         )
 
@@ -175,32 +180,35 @@ class Prefix:
 class _Updates(nn.Module):
     """Trainable low-rank updates of every map, beside the maps that they update.
 
-    Features and outputs differ in size a hundredfold, from layer to layer and between keys and
-    values. What is trained is in units of both, so that one step means the same everywhere.
+    Features and errors differ in size a hundredfold, from layer to layer and between keys and
+    values. What is trained is in units of both, so that a step is as large as there is something
+    to correct: maps that are nearly exact are nearly left alone.
     """
 
     def __init__(self, mapping: KVMapping, settings: RefineSettings, example: Prefix) -> None:
         super().__init__()
         self._mapping = mapping
         random = torch.Generator().manual_seed(settings.seed)
-        content = example.cache.as_content()
+        content, wanted = example.cache.as_content(), example.wanted.as_content()
         state = None if example.start is None else state_rows(example.start.state)
         self._downs, self._ups, self._biases = (nn.ParameterList() for _ in range(3))
         self._into: list[Tensor] = []
         self._out: list[Tensor] = []
-        for layer in mapping.layers:
+        for index, layer in enumerate(mapping.layers, mapping.first):
             for kind in KINDS:
                 fitted: Map = getattr(layer, kind)
-                rows = mapping.rows(content, layer, kind, state).flatten(0, -2)
-                size, spread = (each.std(0).clamp_min(1e-3) for each in (rows, fitted(rows)))
+                # Position 0 is left out: what stands there can be a hundred times as large.
+                rows = mapping.rows(content, layer, kind, state).flatten(0, -2)[1:]
+                own = flat(getattr(wanted, kind)[index]).to(rows)[1:]
+                size = rows.std(0)
                 # Some features hardly vary in one example and vary much in the next.
-                size = torch.maximum(size, 0.1 * size.median())
+                size = torch.maximum(size, 0.1 * size.median()).clamp_min(1e-6)
                 self._into.append((1 / size / math.sqrt(len(size)))[:, None])
-                self._out.append(spread.mean())
+                self._out.append((fitted(rows) - own).square().mean().sqrt())
                 down = torch.randn(len(size), settings.rank, generator=random)
                 self._downs.append(down.to(size))
-                self._ups.append(torch.zeros(settings.rank, len(spread), device=size.device))
-                self._biases.append(torch.zeros(len(spread), device=size.device))
+                self._ups.append(torch.zeros(settings.rank, own.shape[1], device=size.device))
+                self._biases.append(torch.zeros(own.shape[1], device=size.device))
 
     def folded(self) -> KVMapping:
         """The mapping with its updates folded in: while training, a function of them."""
