@@ -24,7 +24,7 @@ from kvtransfer.geometry.cache import Block, KVCache
 from kvtransfer.geometry.rotation import Rotation
 from kvtransfer.geometry.spec import ModelSpec
 from kvtransfer.hf.rotary import config_from_dict, rotary_from_config
-from kvtransfer.hf.start import Start, State
+from kvtransfer.hf.start import Start, State, state_width
 
 KIND = "kv_mapping"
 
@@ -264,11 +264,6 @@ class KVMapping:
 
     def _heads(self, layer: int) -> int:
         return self.target.layers[layer].kv_heads
-
-
-def state_width(config: Any) -> int:
-    """Numbers in a row of the residual stream of the model that a config describes."""
-    return int(config.get_text_config(decoder=True).hidden_size)
 
 
 def _apply(fitted: Map, rows: Float[Tensor, "b t p"], heads: int) -> Block:

@@ -224,24 +224,20 @@ class _Updates(nn.Module):
 
 def _fold(base: Map, into: Tensor, out: Tensor, down: Tensor, up: Tensor, bias: Tensor) -> Map:
     """y = base(x) + (x @ down) @ up + bias, as one map."""
-    down, up, bias = into * down, out * up, out * bias
+    update = LowRank(into * down, out * up, out * bias)
     if isinstance(base, Affine):
-        return Affine(base.weight + down @ up, base.bias + bias)
+        return Affine(base.weight + update.down @ update.up, base.bias + update.bias)
     if isinstance(base, LowRank):
-        return LowRank(
-            torch.cat((base.down, down), dim=1), torch.cat((base.up, up)), base.bias + bias
-        )
+        return _beside(base, update)
     if isinstance(base, Corrected):  # refined once already
-        before = base.correction
-        return Corrected(
-            base.base,
-            LowRank(
-                torch.cat((before.down, down), dim=1),
-                torch.cat((before.up, up)),
-                before.bias + bias,
-            ),
-        )
-    return Corrected(base, LowRank(down, up, bias))
+        return Corrected(base.base, _beside(base.correction, update))
+    return Corrected(base, update)
+
+
+def _beside(one: LowRank, other: LowRank) -> LowRank:
+    """The sum of two maps of low rank."""
+    down, up = torch.cat((one.down, other.down), dim=1), torch.cat((one.up, other.up))
+    return LowRank(down, up, one.bias + other.bias)
 
 
 def _split(

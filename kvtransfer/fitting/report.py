@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from torch import Tensor
 
+from kvtransfer.fitting.heatmap import LayerScores
 from kvtransfer.fitting.layers import Choice
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.refine_report import RefineReport
@@ -97,7 +98,11 @@ class FitReport:
         return to_json(self.to_dict(folder=folder))
 
     def __rich__(self) -> Group:
-        more = (self.auto, self.refined)
+        scores = None
+        if self.ranking is not None:
+            ends = self.mapping.source.name, self.mapping.target.name
+            scores = LayerScores(self.ranking, *ends, chosen=self.sources)
+        more = (scores, self.auto, self.refined)
         return Group(self._table(), *(each for each in more if each is not None))
 
     def _table(self) -> Table:

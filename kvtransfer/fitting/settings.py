@@ -1,13 +1,13 @@
 """How to fit: one value that prints, compares, and is saved with the mapping."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
 from kvtransfer.fitting.features import Features
 from kvtransfer.fitting.layers import Selection
 from kvtransfer.fitting.neural import NetworkSettings
-from kvtransfer.fitting.solvers import Ridge, Scale, Solver, solver
+from kvtransfer.fitting.solvers import ClosedForm, Ridge, Scale, Solver, solver
 
 SolverName = Literal["ridge", "headwise", "procrustes", "lowrank", "attention", "mlp", "auto"]
 """Those in closed form; a network; or whatever held-out evidence prefers."""
@@ -67,20 +67,31 @@ class FitSettings:
             raise ValueError(
                 f"rank {self.rank} asked of {self.solver!r}, whose maps have the rank of a head"
             )
+        if self.solver == "auto":
+            self._require_free("layers", "strength", "rank", "gain", "selection", "features")
         if self.strength is not None:
             Ridge(self.strength)  # which refuses what it cannot use, and now rather than later
         if self.scale == "absolute" and self.strength is None:
             raise ValueError("an absolute strength must be given: none is chosen on that scale")
 
-    def solver_of(self, strength: float, rank: int | None) -> Solver:
+    def solver_of(self, strength: float) -> Solver:
         """The solver of one map."""
-        # A network is added to a line; what is to be chosen says so itself later; and where a rank
-        # is, the strength is chosen before it.
+        # A network is added to a line; what is to be chosen says so itself later.
         if self.solver == "auto" or self.solver == "mlp":
             return Ridge(strength, self.scale)
-        if self.solver == "lowrank" and rank is None:
+        if self.solver == "lowrank" and self.rank is None:  # the strength is chosen before a rank
             return Ridge(strength, self.scale)
-        return solver(self.solver, strength=strength, scale=self.scale, rank=rank)
+        name: ClosedForm = "lowrank" if self.solver == "ridge" and self.rank else self.solver
+        return solver(name, strength=strength, scale=self.scale, rank=self.rank)
+
+    def _require_free(self, *names: str) -> None:
+        """Raise ValueError where something was asked for that ``auto`` is to choose."""
+        defaults = {each.name: each.default for each in fields(self)}
+        for name in names:
+            if getattr(self, name) != defaults[name]:
+                raise ValueError(
+                    f"{name} {getattr(self, name)!r} asked of solver 'auto', which chooses it"
+                )
 
 
 Progress = Callable[[str, int], None]

@@ -78,7 +78,7 @@ def fit_captured(
         features=settings.features,
         start=settings.start,
         selection=settings.selection,
-        solve=lambda strength: settings.solver_of(strength, settings.rank),
+        solve=settings.solver_of,
         ranking=ranking,
     ):
         maps, r2 = _solve_layer(captured, columns, choice, settings, control=control)
@@ -172,11 +172,9 @@ def _solve_layer(
 
 def _solved(posed: Problem, settings: FitSettings, strength: float) -> Linear:
     """The map that the settings ask for."""
-    found = settings.solver_of(strength, settings.rank).solve(posed.fit, posed.heads)
+    found = settings.solver_of(strength).solve(posed.fit, posed.heads)
     if settings.solver == "lowrank" and settings.rank is None:
         return _smallest_rank(posed, found, strength, settings)
-    if settings.rank is not None and isinstance(found, Affine):
-        return reduce_rank(found, posed.fit, settings.rank)
     return found
 
 

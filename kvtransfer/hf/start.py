@@ -96,7 +96,12 @@ def start_of(cache: KVCache, states: dict[int, State], layers: int) -> Start:
 
 def width(model: LanguageModel) -> int:
     """Numbers in a row of the residual stream."""
-    return int(model.module.config.get_text_config(decoder=True).hidden_size)
+    return state_width(model.module.config)
+
+
+def state_width(config: Any) -> int:
+    """The same, of the model that a transformers config describes."""
+    return int(config.get_text_config(decoder=True).hidden_size)
 
 
 def require_layers(model: LanguageModel, layers: Sequence[int]) -> None:

@@ -90,7 +90,14 @@ MISTAKES = {
     "a negative strength": (FIT + "--data {prose} --strength -1", "strength must be"),
     "an unknown solver": (FIT + "--solver magic", "--solver is one of"),
     "a budget with nothing to choose": (FIT + "--budget 1MB", "--budget is for --solver auto"),
-    "a budget of no size": (FIT + "--solver auto --budget huge", "a size such as 9.6MB"),
+    "a rank where it is to be chosen": (
+        "fit {source} {target} --out {out} --solver auto --rank 8",
+        "rank 8 asked of solver 'auto'",
+    ),
+    "a budget of no size": (
+        "fit {source} {target} --out {out} --solver auto --budget huge",
+        "a size such as 9.6MB",
+    ),
     "an unknown scale": (FIT + "--scale log", "--scale is one of"),
     "an unknown selection": (FIT + "--select best", "--select is one of"),
     "a strength on a scale without one": (FIT + "--scale absolute", "an absolute strength must be"),
