@@ -20,10 +20,11 @@ from torch import Tensor
 from kvtransfer.errors import ArtifactError
 from kvtransfer.report import to_json
 
-FORMAT = 2
-"""What is written. Format 1 had no scale a row beside its int8 matrices."""
+FORMAT = 3
+"""What is written. Format 1 had no scale a row beside its int8 matrices, and up to format 2 no map
+read of the token before."""
 
-READABLE = (1, 2)
+READABLE = (1, 2, 3)
 CONFIG, TENSORS, CARD = "config.json", "tensors.safetensors", "README.md"
 
 
@@ -126,7 +127,7 @@ def read_config(folder: Path, *, kind: str) -> dict[str, Any]:
     if config["format"] not in READABLE:
         raise ArtifactError(
             f"{path} is in format {config['format']!r}; this version reads formats "
-            f"{' and '.join(map(str, READABLE))}",
+            f"{', '.join(map(str, READABLE[:-1]))} and {READABLE[-1]}",
             hint="use the version of kvtransfer that wrote it, or make it again",
         )
     if config["kind"] != kind:

@@ -35,7 +35,7 @@ def test_an_artifact_is_three_files_that_a_person_can_open(tmp_path: Path) -> No
         "deep/er/a/tensors.safetensors",
     ]
     config, tensors = artifact.load(tmp_path / "deep" / "er" / "a", kind="thing")
-    assert (config["format"], config["kind"], config["number"]) == (2, "thing", 2.5)
+    assert (config["format"], config["kind"], config["number"]) == (3, "thing", 2.5)
     assert torch.equal(tensors["t"], torch.full((3,), 2.5))
 
 

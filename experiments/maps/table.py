@@ -20,12 +20,13 @@ from rich.console import Console
 from rich.table import Table
 
 from kvtransfer import KVMapping, evaluate, load
-from kvtransfer.fitting.auto import PAPER, Budget, choose_map
+from kvtransfer.evaluation.text import TextResult
 from kvtransfer.fitting.capture import Capture, capture
 from kvtransfer.fitting.chunks import chunks
-from kvtransfer.fitting.columns import Columns
+from kvtransfer.fitting.features import spaced
 from kvtransfer.fitting.fit import fit
-from kvtransfer.fitting.layers import Choice, choose, greedy, rank_layers
+from kvtransfer.fitting.layers import rank_layers
+from kvtransfer.fitting.plan import BEFORE, FEW, PAPER_LAYERS, Plan, Planned
 from kvtransfer.fitting.refine import refine
 from kvtransfer.fitting.refine_settings import RefineSettings
 from kvtransfer.fitting.selftext import read_all_with
@@ -33,7 +34,9 @@ from kvtransfer.fitting.settings import FitSettings
 from kvtransfer.fitting.solve import fit_captured
 from kvtransfer.fitting.texts import builtin, read_all
 from kvtransfer.fitting.trial import Trial
+from kvtransfer.fitting.tried import AutoReport, Budget, Candidate
 from kvtransfer.hf.model import LanguageModel
+from kvtransfer.measures.intervals import mean_ratio
 from kvtransfer.report import Estimate
 from kvtransfer.zoo import PAIRS
 
@@ -60,107 +63,33 @@ class Bench:
     source: LanguageModel
     target: LanguageModel
     captured: Capture
-    settings: FitSettings
     texts: list[str]
 
-    def row(self, name: str, choices: tuple[Choice, ...] | None = None, **how: Any) -> Row:
+    def row(self, planned: Planned) -> Row:
         """Solve one map."""
         began = time.perf_counter()
         report = fit_captured(
             self.captured,
             self.source,
             self.target,
-            replace(self.settings, **how),
-            choices=choices,
+            planned.how,
+            choices=planned.choices,
             control=False,
         )
         seconds = time.perf_counter() - began
-        print(f"{name}: {seconds:.0f} s", flush=True)
+        print(f"{planned.name}: {seconds:.0f} s", flush=True)
         return Row(
-            name,
+            planned.name,
             report.mapping,
             report.mapping.nbytes(),
             (report.r2_keys, report.r2_values),
             seconds,
         )
 
-    def choices(self, ranking: Any, **how: Any) -> tuple[Choice, ...]:
-        """Layers and strengths."""
-        began = time.perf_counter()
-        found = tuple(
-            choose(self.captured, self.source.spec, self.target.spec, ranking=ranking, **how)
-        )
-        print(f"choices: {time.perf_counter() - began:.0f} s", flush=True)
-        return found
 
-
-def starts_of(depth: int, *, quick: bool = False) -> tuple[int, ...]:
+def starts_of(depth: int) -> tuple[int, ...]:
     """Points of the curve of quality against cost; the second is the most that L/6 allows."""
-    return tuple(sorted({0, depth // 6} | (set() if quick else {depth // 3})))
-
-
-def closed_form(bench: Bench, *, quick: bool) -> Iterator[Row]:
-    """Every closed-form row, or those that matter most."""
-    source, target = bench.source.spec, bench.target.spec
-    depth, most = len(source.layers), min(8, len(source.layers))
-    ranking = rank_layers(bench.captured, source, target)
-    for k in [most] if quick else sorted({1, most}):
-        yield bench.row(
-            f"paper, k = {k}",
-            bench.choices(ranking, layers=k, strength=0.01, scale="absolute", features="same"),
-            **PAPER,
-            layers=k,
-        )
-    few = min(4, depth)
-    if not quick:
-        same = bench.choices(ranking, layers=most, features="same")
-        yield bench.row(f"ridge, k = {most}", same, layers=most, features="same")
-    both = {"features": "both", "selection": "greedy"}
-    columns = Columns.of(bench.captured, source, target)
-    alone = [row.argsort(descending=True).tolist() for row in ranking]
-    deepest = few if quick else most
-    orders = [greedy(bench.captured, columns, t, order, deepest) for t, order in enumerate(alone)]
-    small = bench.choices(ranking, layers=few, features="both", orders=orders)
-    yield bench.row(f"keys and values, k = {few}", small, layers=few, **both)
-    if quick:
-        yield from spread_and_begun(bench, small, orders, few)
-        return
-    wide = small
-    if most > few:
-        found = bench.choices(ranking, layers=most, strength=1e-5, features="both", orders=orders)
-        wide = tuple(
-            replace(a, strength_keys=b.strength_keys, strength_values=b.strength_values)
-            for a, b in zip(found, small, strict=True)
-        )
-        yield bench.row(f"keys and values, k = {most}", wide, layers=most, **both)
-    attention = ("attention",) if bench.captured.weighted is not None else ()
-    for solver in ("headwise", "procrustes", *attention):
-        yield bench.row(f"{solver}, k = {most}", wide, layers=most, solver=solver, **both)
-    # A quarter of the bytes of the whole map of the same layers.
-    p = sum(2 * source.layers[s].kv_heads * source.layers[s].key_dim for s in wide[0].sources)
-    q = target.layers[0].kv_heads * target.layers[0].key_dim
-    rank = p * q // (4 * (p + q))
-    for solver in ("lowrank", *attention):
-        how = {"layers": most, "solver": solver, "rank": rank, **both}
-        yield bench.row(f"{solver} of rank {rank}, k = {most}", wide, **how)
-    yield from spread_and_begun(bench, small, orders, few)
-
-
-def spread_and_begun(
-    bench: Bench, small: tuple[Choice, ...], orders: list[list[int]], few: int
-) -> Iterator[Row]:
-    """The small map at other gains, and with the target's own first layers."""
-    both = {"features": "both", "selection": "greedy"}
-    for gain in (1.05, 1.1):
-        yield bench.row(
-            f"keys and values, k = {few}, gain {gain}", small, layers=few, gain=gain, **both
-        )
-    for start in bench.captured.starts:
-        how = {"layers": few, "start": start, **both}
-        begun = bench.choices(
-            None, layers=few, features="both", start=start, strength=1e-4, orders=orders
-        )
-        yield bench.row(f"start {start}, k = {few}", begun, **how)
+    return tuple(sorted({0, depth // 6, depth // 3}))
 
 
 def stored(row: Row) -> Iterator[Row]:
@@ -175,15 +104,9 @@ def stored(row: Row) -> Iterator[Row]:
         )
 
 
-def refined(bench: Bench, row: Row, windows: int) -> tuple[Row, dict[str, Any]]:
+def refined(bench: Bench, row: Row, how: RefineSettings) -> tuple[Row, dict[str, Any]]:
     """The same map, trained on what counts."""
-    found = refine(
-        row.mapping,
-        bench.source,
-        bench.target,
-        bench.texts,
-        RefineSettings(windows=windows, heldout=6),
-    )
+    found = refine(row.mapping, bench.source, bench.target, bench.texts, how)
     print(row.name, found.to_json(), flush=True)
     made = Row(f"{row.name}, refined", found.mapping, found.mapping.nbytes(), None, found.seconds)
     return made, found.to_dict()
@@ -198,9 +121,9 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", default=["builtin"])
     parser.add_argument("--tokens", type=int, default=32_768)
     parser.add_argument("--items", type=int, default=24)
-    parser.add_argument("--refine", type=int, default=240)
+    parser.add_argument("--refine", type=int, default=240, help="windows; 0 for none")
+    parser.add_argument("--batch", type=int, default=1, help="windows in a step of refining")
     parser.add_argument("--mlp", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="fewer rows, and no choice by auto")
     parser.add_argument("--attention", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--dtype", help="that the models run in, also while they are measured")
     asked = parser.parse_args()
@@ -209,6 +132,7 @@ def main() -> None:
     source, target = (load(each, dtype=asked.dtype) for each in names)
     texts = list(read_all_with(asked.data, target))
     settings = FitSettings(tokens=asked.tokens, chunk=CHUNK, batch=8)
+    depth = len(target.spec.layers)
     began = time.perf_counter()
     captured = capture(
         source,
@@ -217,40 +141,49 @@ def main() -> None:
         tokens=asked.tokens,
         batch=8,
         features="both",
-        starts=starts_of(len(target.spec.layers), quick=asked.quick),
+        before=spaced(len(source.spec.layers), BEFORE),
+        starts=starts_of(depth),
         attention=asked.attention,
         products=torch.float64 if asked.pair == "tiny" else torch.float32,
     )
     print(f"captured in {time.perf_counter() - began:.0f} s: {captured.seconds}", flush=True)
-    bench = Bench(source, target, captured, settings, texts)
-    rows = list(closed_form(bench, quick=asked.quick))
-    by_name = {row.name: row for row in rows}
-    few, most = (min(k, len(source.spec.layers)) for k in (4, 8))
-    paper = by_name[f"paper, k = {most}"]
-    rows += stored(by_name[f"keys and values, k = {few if asked.quick else most}"])
+    bench = Bench(source, target, captured, texts)
+    ranking = rank_layers(captured, source.spec, target.spec)
+    trial = Trial(source, target, captured.windows, captured.starts)
 
-    chosen = None
-    if not asked.quick:
-        began = time.perf_counter()
-        budget = Budget(nbytes=paper.nbytes)
-        chosen = choose_map(captured, source, target, settings, budget=budget, storage="bfloat16")
-        Console(width=120).print(chosen.auto)
-        auto = Row(
-            "auto",
-            chosen.mapping.rounded("bfloat16"),
-            chosen.mapping.nbytes("bfloat16"),
-            (chosen.r2_keys, chosen.r2_values),
-            time.perf_counter() - began,
-        )
-        rows.append(auto)
-    begun = by_name[f"start {starts_of(len(target.spec.layers))[1]}, k = {few}"]
-    plain = rows[-1] if chosen else by_name[f"keys and values, k = {few}"]
+    # What auto chooses from, within the bytes that the paper's recipe takes.
+    plan = Plan(captured, source.spec, target.spec, settings, ranking, storage="bfloat16")
+    paper = bench.row(plan.paper(PAPER_LAYERS))
+    plan = replace(plan, nbytes=paper.nbytes)
+    planned = {each.name: each for each in plan}
+    rows = {name: bench.row(each) for name, each in planned.items()}
+    paper = next(iter(rows.values()))
+    chosen = AutoReport(
+        candidates=tuple(
+            Candidate(
+                name=name,
+                nbytes=row.mapping.nbytes("bfloat16"),
+                tried=trial.of(row.mapping.rounded("bfloat16")),
+            )
+            for name, row in rows.items()
+        ),
+        budget=Budget(nbytes=paper.nbytes),
+        storage="bfloat16",
+        windows=len(captured.windows),
+    )
+    Console(width=120).print(chosen)
+    auto = rows[chosen.best.name]
+    found = [bench.row(plan.paper(1)), *rows.values(), *stored(auto)]
+    (small,) = [each for name, each in planned.items() if name.endswith(f"before, greedy {FEW}")]
+    begun = {start: bench.row(plan.begun(small, start)) for start in captured.starts}
+    shallow = begun[depth // 6]
+    found += [*begun.values(), *stored(shallow)]
     if asked.mlp:
-        how = replace(settings, solver="mlp", features="both", layers=few)
+        how = replace(small.how, solver="mlp")
         report = fit(source, target, texts, how)
-        rows.append(
+        found.append(
             Row(
-                f"mlp, k = {few}",
+                f"mlp, {small.name}",
                 report.mapping,
                 report.mapping.nbytes(),
                 (report.r2_keys, report.r2_values),
@@ -259,68 +192,64 @@ def main() -> None:
         )
     histories = {}
     if asked.refine:
-        for row in (plain, begun):
-            made, histories[row.name] = refined(bench, row, asked.refine)
-            rows.append(made)
-            rows += [each for each in stored(made) if each.name.endswith("bfloat16")]
+        how = RefineSettings(windows=asked.refine, batch=asked.batch, every=40)
+        for row in (auto, shallow):
+            made, histories[row.name] = refined(bench, row, how)
+            found += [made, *stored(made)]
 
-    trial = Trial(source, target, captured.windows, captured.starts)
     report = evaluate(
         source,
         target,
         paper.mapping,
-        rivals={row.name: row.mapping for row in rows if row is not paper},
+        rivals={row.name: row.mapping for row in found if row is not paper},
         texts=builtin("heldout") if asked.text == "heldout" else read_all([asked.text]),
         conditions=("mapped", "source"),
         items=asked.items,
     )
     assert report.text is not None
-    found = []
-    for row in rows:
-        name = "mapped" if row is paper else row.name
-        tried = trial.of(row.mapping)
-        found.append(
-            {
-                "name": row.name,
-                "bytes": row.nbytes,
-                "r2": row.r2,
-                "solve_seconds": row.seconds,
-                "apply_microseconds_a_token": tried.microseconds,
-                "heldout_attention_error": tried.attention_error,
-                "heldout_kl": tried.kl,
-                **{
-                    key: None if each is None else each.to_dict()
-                    for key, each in report.text.estimates(name).items()
-                },
-                "of_what_the_paper_leaves": removed(report.text.columns, name),
-            }
-        )
+    described = [described_row(row, paper, report.text, trial) for row in found]
     pair = "-to-".join(names)
     document = {
-        "rows": found,
-        "baselines": {
-            name: {
-                key: None if each is None else each.to_dict()
-                for key, each in report.text.estimates(name).items()
-            }
-            for name in ("none", "own", "source")
-        },
+        "rows": described,
+        "baselines": {name: estimates(report.text, name) for name in ("none", "own", "source")},
         "items": {name: column["nll"].tolist() for name, column in report.text.columns.items()},
         "n": report.text.n,
         "calibration": {"data": asked.data, "rows": captured.fit.rows},
-        "auto": chosen.auto.to_dict() if chosen and chosen.auto else None,
+        "auto": chosen.to_dict(),
         "refine": histories,
         "capture_seconds": captured.seconds,
         "provenance": report.provenance.to_dict(),
     }
     (HERE / "results" / f"{pair}.json").write_text(json.dumps(document, indent=1) + "\n")
-    Console(width=140).print(table(found, pair))
+    Console(width=140).print(table(described, pair))
+
+
+def described_row(row: Row, paper: Row, text: TextResult, trial: Trial) -> dict[str, Any]:
+    """All that is known of one map."""
+    name = "mapped" if row is paper else row.name
+    tried = trial.of(row.mapping)
+    return {
+        "name": row.name,
+        "bytes": row.nbytes,
+        "r2": row.r2,
+        "solve_seconds": row.seconds,
+        "apply_microseconds_a_token": tried.microseconds,
+        "heldout_attention_error": tried.attention_error,
+        "heldout_kl": tried.kl,
+        **estimates(text, name),
+        "of_what_the_paper_leaves": removed(text.columns, name),
+    }
+
+
+def estimates(text: TextResult, name: str) -> dict[str, Any]:
+    """What one condition did, as plain data."""
+    return {
+        key: None if each is None else each.to_dict() for key, each in text.estimates(name).items()
+    }
 
 
 def removed(columns: Any, name: str) -> dict[str, Any]:
     """Of the NLL that the paper's recipe leaves above the target's own, the share that is gone."""
-    from kvtransfer.measures.intervals import mean_ratio
-
     ours, paper, own = (columns[each]["nll"] for each in (name, "mapped", "own"))
     share = mean_ratio(paper - ours, paper - own)
     return {} if share is None else share.to_dict()

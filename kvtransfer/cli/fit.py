@@ -16,8 +16,9 @@ def fit(
         list[str] | None,
         typer.Option(
             help="Calibration text: .txt, .jsonl, .parquet, a hub data set, '-' for stdin, "
-            "'builtin' (prose that every Python carries), or 'self:N' (N tokens that TARGET "
-            "writes). May be given several times."
+            "'builtin' (prose that every Python carries), 'spaced:NAME' (NAME with every "
+            "punctuation mark on its own), or 'self:N' (N tokens that TARGET writes). May be given "
+            "several times."
         ),
     ] = None,
     tokens: Annotated[
@@ -57,6 +58,13 @@ def fit(
             "that adds most.",
         ),
     ] = "top",
+    before: Annotated[
+        int,
+        typer.Option(
+            help="Source layers, evenly spaced, that may be read at the token before, too, where "
+            "held-out rows say so: the keys of an induction head tell of that token."
+        ),
+    ] = 0,
     start: Annotated[
         int | None,
         typer.Option(
@@ -136,6 +144,7 @@ def fit(
             gain=gain,
             features=cast(Literal["same", "both"], features),
             selection=cast(Literal["top", "greedy"], selection),
+            before=before,
             start=start,
             products=cast(Literal["auto", "float64", "float32"], products),
             batch=batch,
@@ -159,7 +168,7 @@ def fit(
         depth = len(models[1].spec.layers)
         read = tokens + tokens // 7
         stages = {"capture": read, "solve": depth}
-        stages |= {"try": 16} if solver == "auto" else {}
+        stages |= {"try": 13} if solver == "auto" else {}
         stages |= {"rows": read, "train": depth} if solver == "mlp" else {}
         stages |= {"refine": refine} if refine else {}
         with bars(**stages) as advance:

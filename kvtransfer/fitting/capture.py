@@ -8,15 +8,22 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvtransfer.errors import TextError
-from kvtransfer.fitting.features import GROUPS, KINDS, Features, Kind, size, state_rows
+from kvtransfer.fitting.features import (
+    GROUPS,
+    KINDS,
+    Features,
+    gathered,
+    gathered_size,
+    rows_of,
+    size,
+    state_rows,
+)
 from kvtransfer.fitting.looked import Looked
 from kvtransfer.fitting.moments import Accumulator, Moments
-from kvtransfer.geometry.cache import Block, KVCache
 from kvtransfer.geometry.spec import ModelSpec
 from kvtransfer.hf.aligned import read_aligned
 from kvtransfer.hf.model import LanguageModel
@@ -28,8 +35,8 @@ class Sample:
     """Moments of the same tokens for content keys and for values, all layers at once.
 
     Features lie layer by layer, within a layer head by head. Where each kind is read from both,
-    the source's keys of all layers come first and their values follow. The target's states, where
-    there are any, come last.
+    the source's keys of all layers come first and their values follow. Features of the token
+    before come next, and the target's states, where there are any, last.
     """
 
     keys: Moments
@@ -52,6 +59,8 @@ class Capture:
     seconds: dict[str, float]
     """Wall time of ``source_forward``, ``target_forward`` and ``statistics``."""
     features: Features = "same"
+    before: tuple[int, ...] = ()
+    """Source layers whose features of the token before were gathered too, in this order."""
     starts: tuple[int, ...] = ()
     """Target layers whose incoming states were gathered as features, in this order."""
     state_width: int = 0
@@ -77,6 +86,7 @@ def capture(
     seed: int = 0,
     products: torch.dtype = torch.float64,
     features: Features = "same",
+    before: Sequence[int] = (),
     starts: Sequence[int] = (),
     attention: bool = False,
     progress: Callable[[int], None] = lambda tokens: None,
@@ -96,6 +106,7 @@ def capture(
         seed: Of the permutation behind the ``shuffled`` control.
         products: In what dtype a batch's rows are multiplied; see :class:`Accumulator`.
         features: What the target's keys (and its values) are to be read from.
+        before: Source layers whose features of the token before are to be features too.
         starts: Target layers whose incoming states are to be features too.
         attention: Whether to gather what the ``attention`` solver needs: weighted rows, for half
             the statistics again, and the queries' second moments.
@@ -109,17 +120,17 @@ def capture(
     state_width = width(target) if starts else 0
     sizes = [
         [
-            sum(size(source.spec, kind) for kind in group) + len(starts) * state_width,
+            gathered_size(source.spec, group, before, len(starts) * state_width),
             sum(size(target.spec, kind) for kind in group),
         ]
         for group in groups
     ]
-    gathered = {
+    sums = {
         "fit": [Accumulator(p, 2 * q, products=products) for p, q in sizes],
         "heldout": [Accumulator(p, q, products=products) for p, q in sizes],
     }
     if attention:
-        gathered["weighted"] = [Accumulator(p, q, products=products) for p, q in sizes]
+        sums["weighted"] = [Accumulator(p, q, products=products) for p, q in sizes]
     looked = Looked(target)
     random = torch.Generator().manual_seed(seed)
     fitted = 0
@@ -134,15 +145,18 @@ def capture(
             windows += ids[: WINDOWS - len(windows)].unbind()
         with meter("statistics"):
             given = [state_rows(states[start]).flatten(0, 1).cpu() for start in starts]
-            read, wanted = (cache.to(dtype=torch.float32).as_content() for cache in (read, wanted))
+            read, wanted = (
+                cache.to(dtype=torch.float32).as_content().to(device="cpu")
+                for cache in (read, wanted)
+            )
             permuted = part == "fit" and fitted % CONTROL_EVERY == 0
             fitted += part == "fit"
             order = torch.randperm(ids.numel(), generator=random)
             for group, accumulator, weighted in zip(
-                groups, gathered[part], gathered.get("weighted", gathered[part]), strict=True
+                groups, sums[part], sums.get("weighted", sums[part]), strict=True
             ):
-                x = torch.cat([*(rows_of(read, kind).cpu() for kind in group), *given], dim=1)
-                y = torch.cat([rows_of(wanted, kind) for kind in group], dim=1).cpu()
+                x = gathered(read, group, before, given)
+                y = torch.cat([rows_of(wanted, kind) for kind in group], dim=1)
                 if attention and part == "fit":
                     weighted.add(x, y, weight=looked.weight)
                 if permuted:
@@ -153,11 +167,11 @@ def capture(
         samples = {
             # Popped, so that one part's sums are gone before the next one's are sorted out.
             part: _sample(
-                [each.moments() for each in gathered.pop(part)],
+                [each.moments() for each in sums.pop(part)],
                 target.spec,
                 twins=2 if part == "fit" else 1,
             )
-            for part in list(gathered)
+            for part in list(sums)
         }
     fit, heldout = samples["fit"], samples["heldout"]
     if not fit.rows or not heldout.rows:
@@ -170,6 +184,7 @@ def capture(
         heldout=heldout,
         seconds=dict(meter.seconds),
         features=features,
+        before=tuple(before),
         starts=tuple(starts),
         state_width=state_width,
         weighted=samples.get("weighted"),
@@ -178,7 +193,7 @@ def capture(
     )
 
 
-WINDOWS = 4
+WINDOWS = 12
 """Held-out chunks that are kept as they are."""
 
 CONTROL_EVERY = 4
@@ -187,29 +202,18 @@ the control but their own scatter, which only brings it nearer to the mean, wher
 beat; permuting all would take two fifths of the time of the statistics."""
 
 
-def _sample(gathered: list[Moments], target: ModelSpec, twins: int) -> Sample:
+def _sample(moments: list[Moments], target: ModelSpec, twins: int) -> Sample:
     """One set of moments a kind; gathered together, they share what is the source's."""
-    if len(gathered) == len(KINDS):
-        keys, values = gathered
+    if len(moments) == len(KINDS):
+        keys, values = moments
         return Sample(keys=keys, values=values)
-    (both,) = gathered
+    (both,) = moments
     split = size(target, "keys")
     columns = torch.arange(twins * (split + size(target, "values"))).view(twins, -1)
     return Sample(
         keys=both.targets(columns[:, :split].flatten()),
         values=both.targets(columns[:, split:].flatten()),
     )
-
-
-def rows_of(cache: KVCache, kind: Kind) -> Float[Tensor, "n p"]:
-    """One row a token, the layers side by side, within a layer the heads side by side."""
-    blocks = cache.keys if kind == "keys" else cache.values
-    return torch.cat([flat(block) for block in blocks], dim=1)
-
-
-def flat(block: Block) -> Float[Tensor, "n p"]:
-    """One layer's rows."""
-    return rearrange(block, "b h t d -> (b t) (h d)")
 
 
 def batches(

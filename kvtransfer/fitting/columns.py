@@ -10,7 +10,15 @@ from torch import Tensor
 
 from kvtransfer.fitting.affine import Linear, r2
 from kvtransfer.fitting.capture import Capture
-from kvtransfer.fitting.features import GROUPS, Features, Kind, read_by, size, widths
+from kvtransfer.fitting.features import (
+    GROUPS,
+    Features,
+    Kind,
+    before_size,
+    read_by,
+    size,
+    widths,
+)
 from kvtransfer.fitting.moments import Moments
 from kvtransfer.geometry.spec import ModelSpec
 
@@ -42,6 +50,8 @@ class Columns:
     """What maps are to read."""
     gathered: Features = "same"
     """What the moments hold; where they hold both, ``same`` is a choice of columns."""
+    offered: tuple[int, ...] = ()
+    """Source layers whose features of the token before the moments hold too."""
     starts: tuple[int, ...] = ()
     state_width: int = 0
     start: int | None = None
@@ -68,15 +78,26 @@ class Columns:
         if start is not None and start not in capture.starts:
             raise ValueError(f"a start of {start} asked of a capture of starts {capture.starts}")
         return cls(
-            source, target, wanted, capture.features, capture.starts, capture.state_width, start
+            source,
+            target,
+            wanted,
+            capture.features,
+            capture.before,
+            capture.starts,
+            capture.state_width,
+            start,
         )
 
-    def reads(self, kind: Kind, sources: Sequence[int]) -> Int[Tensor, " p"]:
+    def reads(
+        self, kind: Kind, sources: Sequence[int], before: Sequence[int] = ()
+    ) -> Int[Tensor, " p"]:
         """Source features of some layers, in the order given, from which ``kind`` is read.
 
-        The state at the start comes last.
+        Those of the token before come after them, and the state at the start last.
         """
-        parts = [self.reads_of(each, s) for s in sources for each in read_by(self.features, kind)]
+        kinds = read_by(self.features, kind)
+        parts = [self.reads_of(each, s) for s in sources for each in kinds]
+        parts += [self.before_of(each, s) for s in before for each in kinds]
         return torch.cat([*parts, *self._state(kind)])
 
     def reads_of(self, kind: Kind, layer: int) -> Int[Tensor, " p"]:
@@ -85,10 +106,28 @@ class Columns:
         after = size(self.source, "keys") if (self.gathered, kind) == ("both", "values") else 0
         return torch.arange(starts[layer], starts[layer + 1]) + after
 
-    def heads(self, kind: Kind, sources: Sequence[int], layer: int) -> Heads:
+    def before_of(self, kind: Kind, layer: int) -> Int[Tensor, " p"]:
+        """Features of this kind of one source layer, of the token before.
+
+        Raises:
+            ValueError: they were not captured.
+        """
+        if layer not in self.offered:
+            raise ValueError(f"layer {layer} at the token before, of a capture of {self.offered}")
+        group = self._group(kind)
+        at = sum(size(self.source, each) for each in group)
+        at += sum(
+            before_size(self.source, each, self.offered) for each in group[: group.index(kind)]
+        )
+        at += before_size(self.source, kind, self.offered[: self.offered.index(layer)])
+        return torch.arange(at, at + widths(self.source, kind)[layer])
+
+    def heads(
+        self, kind: Kind, sources: Sequence[int], layer: int, before: Sequence[int] = ()
+    ) -> Heads:
         """How the columns of :meth:`reads` and :meth:`writes` fall into heads."""
         owners, counts = [], []
-        for s in sources:
+        for s in (*sources, *before):
             heads = self.source.layers[s].kv_heads
             for each in read_by(self.features, kind):
                 width = widths(self.source, each)[s]
@@ -112,10 +151,16 @@ class Columns:
     def _state(self, kind: Kind) -> list[Int[Tensor, " e"]]:
         if self.start is None:
             return []
-        group = next(group for group in GROUPS[self.gathered] if kind in group)
-        before = sum(size(self.source, each) for each in group)
-        before += self.starts.index(self.start) * self.state_width
-        return [torch.arange(before, before + self.state_width)]
+        group = self._group(kind)
+        at = sum(
+            size(self.source, each) + before_size(self.source, each, self.offered) for each in group
+        )
+        at += self.starts.index(self.start) * self.state_width
+        return [torch.arange(at, at + self.state_width)]
+
+    def _group(self, kind: Kind) -> tuple[Kind, ...]:
+        """The kinds whose rows were gathered beside this one's."""
+        return next(group for group in GROUPS[self.gathered] if kind in group)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,9 +185,12 @@ def problem(
     sources: Sequence[int],
     layer: int,
     *,
+    before: Sequence[int] = (),
     attention: bool = False,
 ) -> Problem:
     """The map of one target layer and kind, read from some source layers in ascending order.
+
+    ``before`` are source layers that are read at the token before, too.
 
     With ``attention``, rows are weighted by the attention they are paid, and errors of keys by what
     queries see of them.
@@ -150,13 +198,13 @@ def problem(
     Raises:
         ValueError: neither was captured.
     """
-    sources = sorted(sources)
-    x, y = columns.reads(kind, sources), columns.writes(kind, layer)
+    sources, before = sorted(sources), sorted(before)
+    x, y = columns.reads(kind, sources, before), columns.writes(kind, layer)
     fit: Moments = getattr(capture.fit, kind)
     heldout: Moments = getattr(capture.heldout, kind)
     chosen = fit.select(x, y)
     shuffled = chosen.with_targets_of(fit, x, columns.writes(kind, layer, shuffled=True))
-    heads = columns.heads(kind, sources, layer)
+    heads = columns.heads(kind, sources, layer, before)
     if attention:
         if capture.weighted is None:
             raise ValueError("the attention solver, of a capture without attention")

@@ -1,12 +1,15 @@
 """What a map reads of a source layer, and what it writes of a target layer, in numbers a token."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
 
+import torch
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
+from kvtransfer.geometry.cache import Block, KVCache
 from kvtransfer.geometry.spec import ModelSpec
 
 Kind = Literal["keys", "values"]
@@ -39,6 +42,71 @@ def widths(spec: ModelSpec, kind: Kind) -> list[int]:
         layer.kv_heads * (layer.key_dim if kind == "keys" else layer.value_dim)
         for layer in spec.layers
     ]
+
+
+def late(block: Block) -> Block:
+    """Each token's features where the next token's stand; the first token has none, but zeros.
+
+    An induction head finds what followed a token the last time: its keys tell of the token before
+    their own, whose features an earlier head has brought there. Where source and target bring them
+    in other ways no line goes from one to the other, but the source has the token's features still.
+    """
+    return torch.cat((torch.zeros_like(block[:, :, :1]), block[:, :, :-1]), dim=2)
+
+
+def spaced(depth: int, count: int) -> tuple[int, ...]:
+    """At most ``count`` of ``depth`` layers, as evenly spaced as they can be."""
+    count = min(count, depth)
+    return tuple((2 * i + 1) * depth // (2 * count) for i in range(count))
+
+
+def gathered_size(
+    spec: ModelSpec, group: Sequence[Kind], before: Sequence[int], states: int
+) -> int:
+    """Numbers in a row of what :func:`gathered` returns; ``states`` of them are the target's."""
+    return states + sum(size(spec, kind) + before_size(spec, kind, before) for kind in group)
+
+
+def before_size(spec: ModelSpec, kind: Kind, before: Sequence[int]) -> int:
+    """Numbers that the layers of ``before`` keep of one token, of this kind."""
+    by_layer = widths(spec, kind)
+    return sum(by_layer[layer] for layer in before)
+
+
+def gathered(
+    content: KVCache,
+    group: Sequence[Kind],
+    before: Sequence[int],
+    states: Sequence[Float[Tensor, "n _e"]],
+) -> Float[Tensor, "n p"]:
+    """All that maps may read of each token: source features, those of the token before, states.
+
+    Args:
+        content: The source's cache, keys content.
+        group: Kinds whose rows stand side by side.
+        before: Source layers whose features of the token before are offered too.
+        states: Of the target, as :func:`state_rows` makes them, flattened.
+    """
+    blocks = {"keys": content.keys, "values": content.values}
+    return torch.cat(
+        [
+            *(rows_of(content, kind) for kind in group),
+            *(flat(late(blocks[kind][layer])) for kind in group for layer in before),
+            *states,
+        ],
+        dim=1,
+    )
+
+
+def rows_of(cache: KVCache, kind: Kind) -> Float[Tensor, "n p"]:
+    """One row a token, the layers side by side, within a layer the heads side by side."""
+    blocks = cache.keys if kind == "keys" else cache.values
+    return torch.cat([flat(block) for block in blocks], dim=1)
+
+
+def flat(block: Block) -> Float[Tensor, "n p"]:
+    """One layer's rows."""
+    return rearrange(block, "b h t d -> (b t) (h d)")
 
 
 def state_rows(state: Float[Tensor, "*n e"]) -> Float[Tensor, "*n e"]:

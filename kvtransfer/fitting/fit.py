@@ -10,9 +10,10 @@ from kvtransfer.errors import UnderdeterminedFit
 from kvtransfer.fitting.auto import choose_map
 from kvtransfer.fitting.capture import Capture, capture
 from kvtransfer.fitting.chunks import chunks
-from kvtransfer.fitting.features import KINDS, Features, size
+from kvtransfer.fitting.features import KINDS, Features, size, spaced
 from kvtransfer.fitting.layers import needed_rows
 from kvtransfer.fitting.neural import add_networks
+from kvtransfer.fitting.plan import BEFORE
 from kvtransfer.fitting.report import FitReport
 from kvtransfer.fitting.rows import require_room
 from kvtransfer.fitting.settings import FitSettings, Progress
@@ -83,7 +84,14 @@ def _fit_networks(
 ) -> FitReport:
     """A linear fit, and then the same text once more for the rows that networks are trained on."""
     state = 0 if settings.start is None else width(target)
-    require_room(source.spec, target.spec, settings.features, tokens=settings.tokens, state=state)
+    require_room(
+        source.spec,
+        target.spec,
+        settings.features,
+        tokens=settings.tokens,
+        before=_before(settings, source.spec),
+        state=state,
+    )
     texts, again = tee(texts)  # some can be read once only; no more is kept than was read
     captured = capture_texts(source, target, texts, settings, progress=progress)
     linear = replace(settings, solver="ridge")
@@ -137,11 +145,18 @@ def capture_texts(
         seed=settings.seed,
         products=_products(settings, source.spec),
         features=features,
+        before=_before(settings, source.spec),
         starts=starts,
         attention=settings.solver in ("attention", "auto"),
         progress=lambda tokens: progress("capture", tokens),
     )
     return replace(captured, left_out=sequences.left_out)
+
+
+def _before(settings: FitSettings, source: ModelSpec) -> tuple[int, ...]:
+    """Source layers to gather at the token before, too."""
+    count = BEFORE if settings.solver == "auto" else settings.before
+    return spaced(len(source.layers), count) if count else ()
 
 
 def _sequences(

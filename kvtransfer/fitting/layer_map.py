@@ -21,6 +21,8 @@ class LayerMap:
     sources: tuple[int, ...]
     keys: Map
     values: Map
+    before: tuple[int, ...] = ()
+    """Source layers that are read at the token before, after the others."""
 
     @property
     def parameters(self) -> int:
@@ -43,6 +45,7 @@ class LayerMap:
         prefix: str,
         tensors: Mapping[str, Tensor],
         sources: tuple[int, ...],
+        before: tuple[int, ...],
         reads: storage.Reads,
         target: ModelSpec,
         layer: int,
@@ -57,9 +60,9 @@ class LayerMap:
             return storage.unpack(
                 f"{prefix}.{kind}",
                 tensors,
-                reads.count(kind, sources),
+                reads.count(kind, (*sources, *before)),
                 storage.written(target, kind, layer),
                 target.layers[layer].kv_heads,
             )
 
-        return cls(sources, **{kind: one(kind) for kind in KINDS})
+        return cls(sources, **{kind: one(kind) for kind in KINDS}, before=before)

@@ -23,6 +23,9 @@ others do) the best held-out score at 8 to 12."""
 STRENGTHS = (1e-9, 1e-7, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 """Relative ridge strengths that ``auto`` tries."""
 
+NOISE = 1e-3
+"""A held-out R² of keys and values, summed, that is higher by less than this says nothing."""
+
 Selection = Literal["top", "greedy"]
 """``top``: the layers that explain most alone (the paper's); ``greedy``: those that add most."""
 
@@ -47,6 +50,8 @@ class Choice:
     r2_keys: float
     """Held-out, mean over heads."""
     r2_values: float
+    before: tuple[int, ...] = ()
+    """Source layers read at the token before, too."""
 
 
 def rank_layers(
@@ -90,6 +95,7 @@ def choose(
     scale: Scale = "relative",
     features: Features | None = None,
     start: int | None = None,
+    before: bool = False,
     selection: Selection = "top",
     solve: Callable[[float], Solver] | None = None,
     ranking: Float[Tensor, "target source"] | None = None,
@@ -108,6 +114,8 @@ def choose(
         scale: What a given strength is relative to.
         features: What maps are to read; None for what was captured.
         start: The target layer whose incoming state they read too; None for none.
+        before: Whether the last of the source layers may give way to the first at the token
+            before, of those that were captured; a map reads no more features with them.
         selection: How layers are picked.
         solve: A strength to a solver; None for ridge.
         ranking: What :func:`rank_layers` found, where that is known already.
@@ -138,9 +146,17 @@ def choose(
             damping = {kind: found for kind, (_, found) in best.items()}
             k, scores = best_k(capture, columns, order, t, ks, damping, make)
             best = {kind: (scores[kind], damping[kind]) for kind in KINDS}
+        late: Sequence[int] = ()
+        if before:
+            near = order if ranking is None else ranking[t].argsort(descending=True).tolist()
+            offered = [s for s in near if s in columns.offered]
+            damping = {kind: found for kind, (_, found) in best.items()}
+            late, scores = best_before(capture, columns, order[:k], offered, t, damping, make)
+            best = {kind: (scores[kind], damping[kind]) for kind in KINDS}
         yield Choice(
             target=t,
-            sources=tuple(sorted(order[:k])),
+            sources=tuple(sorted(order[: k - len(late)])),
+            before=tuple(sorted(late)),
             strength_keys=best["keys"][1],
             strength_values=best["values"][1],
             r2_keys=best["keys"][0],
@@ -230,6 +246,36 @@ def best_k(
     }
     best = max(ks, key=lambda k: sum(scores[k].values()))
     return best, scores[best]
+
+
+def best_before(
+    capture: Capture,
+    columns: Columns,
+    order: Sequence[int],
+    offered: Sequence[int],
+    layer: int,
+    strengths: Mapping[Kind, float],
+    make: Callable[[float], Solver] = Ridge,
+) -> tuple[Sequence[int], dict[Kind, float]]:
+    """The source layers to read at the token before, in place of as many of the last of ``order``.
+
+    One is tried, two, four and so on up to half of them, and the fewest are taken that explain
+    most of held-out rows: of most layers none.
+    """
+    tried: dict[int, dict[Kind, float]] = {}
+    count = 0
+    while count <= min(len(order) // 2, len(offered)):
+        read, late = order[: len(order) - count], offered[:count]
+        tried[count] = {
+            kind: _score(
+                problem(capture, columns, kind, read, layer, before=late), make(strengths[kind])
+            )
+            for kind in KINDS
+        }
+        count = max(1, 2 * count)
+    scores = {count: sum(each.values()) for count, each in tried.items()}
+    best = min(count for count, score in scores.items() if score >= max(scores.values()) - NOISE)
+    return offered[:best], tried[best]
 
 
 def _candidates(

@@ -18,7 +18,7 @@ from kvtransfer import artifact
 from kvtransfer.errors import ArtifactError
 from kvtransfer.fitting import ends, storage
 from kvtransfer.fitting.affine import Map
-from kvtransfer.fitting.features import KINDS, Features, Kind, read_by, state_rows
+from kvtransfer.fitting.features import KINDS, Features, Kind, late, read_by, state_rows
 from kvtransfer.fitting.layer_map import LayerMap
 from kvtransfer.geometry.cache import Block, KVCache
 from kvtransfer.geometry.rotation import Rotation
@@ -48,8 +48,8 @@ class KVMapping:
     """What the maps read of their source layers."""
     start: int | None = None
     """Target layers that are run for real: layers 0 to ``start`` are exact, and the maps of the
-    others read the state that enters layer ``start`` too. None for a map that asks nothing of the
-    target."""
+    others read the state that enters layer ``start`` too; the first token is exact in all layers.
+    None for a map that asks nothing of the target."""
     rotate: Rotate
     """The target's rotations."""
     target_config: Mapping[str, Any]
@@ -91,7 +91,9 @@ class KVMapping:
             state_width(config_from_dict(self.target_config)),
         )
         layers = tuple(
-            LayerMap.unpack("map", each.pack("map", dtype), each.sources, reads, self.target, i)
+            LayerMap.unpack(
+                "map", each.pack("map", dtype), each.sources, each.before, reads, self.target, i
+            )
             for i, each in enumerate(self.layers, self.first)
         )
         return replace(self, layers=layers)
@@ -124,35 +126,45 @@ class KVMapping:
                 hint="fit it again, or leave the condition 'shuffled' out",
             )
         state = None if start is None else state_rows(start.state)
-        first = () if start is None else range(len(start.cache))
-        begun = None if start is None else start.cache.to(dtype=content.dtype).content()
         keys, values = (
-            tuple(getattr(begun, kind)[i] for i in first)
-            + tuple(
+            [
                 _apply(getattr(m, kind), self.rows(content, m, kind, state), self._heads(i))
-                for i, m in enumerate(maps, len(first))
-            )
+                for i, m in enumerate(maps, self.first)
+            ]
             for kind in KINDS
         )
-        mapped = KVCache(
-            keys=keys,
-            values=values,
+        if start is not None:
+            begun, first = (
+                each.to(dtype=content.dtype).as_content() for each in (start.cache, start.first)
+            )
+            keys, values = (
+                [*exact, *map(_with_first, mapped, known[len(exact) :])]
+                for exact, mapped, known in (
+                    (begun.keys, keys, first.keys),
+                    (begun.values, values, first.values),
+                )
+            )
+        made = KVCache(
+            keys=tuple(keys),
+            values=tuple(values),
             positions=cache.positions,
             keys_are="content",
             model=self.target.identity,
             note="; ".join(filter(None, (cache.note, *self.notes))) or None,
         )
-        return mapped.rotated(self.rotate(cache.positions))
+        return made.rotated(self.rotate(cache.positions))
 
     def rows(
         self, content: KVCache, layer: LayerMap, kind: Kind, state: State | None = None
     ) -> Float[Tensor, "b t p"]:
-        """What the maps of ``layer`` read: features of all heads of its source layers.
+        """What the maps of ``layer`` read: features of all heads of its source layers, of the
+        token itself and then, of some, of the token before.
 
         ``state`` is the target's, as :func:`kvtransfer.fitting.features.state_rows` makes it.
         """
         kinds = read_by(self.features, kind)
         blocks = [getattr(content, each)[s] for s in layer.sources for each in kinds]
+        blocks += [late(getattr(content, each)[s]) for s in layer.before for each in kinds]
         parts = [rearrange(block, "b h t d -> b t (h d)") for block in blocks]
         return torch.cat(parts if state is None else [*parts, state.to(parts[0])], dim=-1)
 
@@ -191,6 +203,7 @@ class KVMapping:
             "target": self.target.to_dict(),
             "target_config": dict(self.target_config),
             "sources": [list(layer.sources) for layer in self.layers],
+            "before": [list(layer.before) for layer in self.layers],
             "features": self.features,
             "start": self.start,
             "shuffled": bool(self.shuffled),
@@ -230,7 +243,8 @@ class KVMapping:
         target_config = config_from_dict(config["target_config"])
         start = storage.checked_start(config, target)
         first = 0 if start is None else start + 1
-        sources = storage.checked_sources(config["sources"], source, target, first)
+        sources = storage.checked_sources(config, source, target, first)
+        before = storage.checked_before(config, source, target, first)
         features = storage.checked_features(config)
         reads = storage.Reads(source, features, start, state_width(target_config))
         groups = ("maps", "shuffled") if config["shuffled"] else ("maps",)
@@ -243,8 +257,8 @@ class KVMapping:
             )
         maps = {
             group: tuple(
-                LayerMap.unpack(f"{group}.{i}", tensors, each, reads, target, first + i)
-                for i, each in enumerate(sources)
+                LayerMap.unpack(f"{group}.{i}", tensors, *read, reads, target, first + i)
+                for i, read in enumerate(zip(sources, before, strict=True))
             )
             for group in groups
         }
@@ -264,6 +278,11 @@ class KVMapping:
 
     def _heads(self, layer: int) -> int:
         return self.target.layers[layer].kv_heads
+
+
+def _with_first(mapped: Block, first: Block) -> Block:
+    """A mapped layer with its first token as the target has it."""
+    return torch.cat((first.to(mapped), mapped[:, :, 1:]), dim=2)
 
 
 def _apply(fitted: Map, rows: Float[Tensor, "b t p"], heads: int) -> Block:

@@ -121,7 +121,10 @@ def add_networks(
         maps: dict[Kind, Map] = {}
         scores: dict[Kind, float] = {}
         for kind in KINDS:
-            x, y = columns.reads(kind, choice.sources), columns.writes(kind, choice.target)
+            x, y = (
+                columns.reads(kind, choice.sources, choice.before),
+                columns.writes(kind, choice.target),
+            )
             fit, heldout = (each.select(x, y, target.device) for each in gathered[kind])
             into, out = (
                 each.select(those) for each, those in zip(units[kind], (x, y), strict=True)
@@ -137,7 +140,7 @@ def add_networks(
             )
             maps[kind] = line if found.network is None else wide(found.network, into, out)
             scores[kind] = found.r2
-        layers.append(LayerMap(layer.sources, maps["keys"], maps["values"]))
+        layers.append(replace(layer, keys=maps["keys"], values=maps["values"]))
         rows.append(replace(choice, r2_keys=scores["keys"], r2_values=scores["values"]))
         progress("train", 1)
     seconds = {"rows": read - began, "train": time.perf_counter() - read}

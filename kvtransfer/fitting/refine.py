@@ -22,10 +22,8 @@ from torch import Tensor, nn
 
 from kvtransfer.errors import TextError
 from kvtransfer.fitting.affine import Affine, Corrected, LowRank, Map
-from kvtransfer.fitting.capture import flat
 from kvtransfer.fitting.chunks import chunks
-from kvtransfer.fitting.features import KINDS, state_rows
-from kvtransfer.fitting.layer_map import LayerMap
+from kvtransfer.fitting.features import KINDS, flat, state_rows
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.refine_report import Judgement, RefineReport
 from kvtransfer.fitting.refine_settings import RefineSettings
@@ -48,7 +46,7 @@ def refine(
     texts: Iterable[str],
     settings: RefineSettings | None = None,
     *,
-    progress: Callable[[int], None] = lambda steps: None,
+    progress: Callable[[int], None] = lambda windows: None,
 ) -> RefineReport:
     """Train low-rank updates of ``mapping`` on KL(own ‖ mapped), and keep the best held-out ones.
 
@@ -61,7 +59,7 @@ def refine(
         target: Reads them, and says what it would have predicted on its own.
         texts: Documents of the calibration's kind.
         settings: How to refine; None for the defaults.
-        progress: Told the number of steps after each.
+        progress: Told the number of windows after each step.
 
     Raises:
         IncompatibleModels: the mapping is for another pair.
@@ -88,7 +86,7 @@ def refine(
 
         def judge(step: int, judged: KVMapping) -> Judgement:
             found = [
-                _measure(judged, read(ids), target, ids[0, settings.prefix :]) for ids in judging
+                _measure(judged, read(ids), target, ids[:, settings.prefix :]) for ids in judging
             ]
             return Judgement(step, *(sum(each) / len(judging) for each in zip(*found, strict=True)))
 
@@ -99,12 +97,12 @@ def refine(
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * _schedule(step, len(training))
             prefix = read(ids)
-            loss = kl(prefix.own, prefix.logits(updates.folded(), target)).mean()
+            loss = prefix.kl(prefix.logits(updates.folded(), target))
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(updates.parameters(), 1.0)
             optimizer.step()
-            progress(1)
+            progress(len(ids))
             if step % settings.every == 0 or step == len(training):
                 with torch.no_grad():
                     folded = updates.folded()
@@ -137,14 +135,14 @@ def _quality(before: Mapping[str, Any], first: Judgement, best: Judgement) -> di
 class Prefix:
     """What both models have of a hidden prefix, and what the target predicts on its own."""
 
-    ids: Int[Tensor, "1 p"]
+    ids: Int[Tensor, "b p"]
     cache: KVCache
     """The source's, in float32."""
     start: Start | None
-    live: Int[Tensor, "1 s"]
+    live: Int[Tensor, "b s"]
     wanted: KVCache
     """The target's own."""
-    own: Float[Tensor, "s v"]
+    own: Float[Tensor, "b s v"]
     """What it predicts on that."""
 
     @classmethod
@@ -153,7 +151,7 @@ class Prefix:
         mapping: KVMapping,
         source: LanguageModel,
         target: LanguageModel,
-        ids: Int[Tensor, "1 t"],
+        ids: Int[Tensor, "b t"],
         settings: RefineSettings,
     ) -> "Prefix":
         """Let both read."""
@@ -168,13 +166,17 @@ class Prefix:
             start=None if mapping.start is None else start_of(own, states, mapping.start),
             live=live,
             wanted=own,
-            own=score(target, live, own)[0],
+            own=score(target, live, own),
         )
 
-    def logits(self, mapping: KVMapping, target: LanguageModel) -> Float[Tensor, "s v"]:
+    def logits(self, mapping: KVMapping, target: LanguageModel) -> Float[Tensor, "b s v"]:
         """What the target predicts on the mapped prefix, differentiable in the maps."""
         made = mapped(mapping, self.cache, target, self.ids, start=self.start)
-        return logits_on(target, self.live, made)[0]
+        return logits_on(target, self.live, made)
+
+    def kl(self, logits: Float[Tensor, "b s v"]) -> Float[Tensor, ""]:
+        """KL(own ‖ mapped), mean over tokens."""
+        return kl(self.own.flatten(0, 1), logits.flatten(0, 1)).mean()
 
 
 class _Updates(nn.Module):
@@ -214,8 +216,10 @@ class _Updates(nn.Module):
         """The mapping with its updates folded in: while training, a function of them."""
         parts = iter(zip(self._into, self._out, self._downs, self._ups, self._biases, strict=True))
         layers = tuple(
-            LayerMap(
-                layer.sources, _fold(layer.keys, *next(parts)), _fold(layer.values, *next(parts))
+            replace(
+                layer,
+                keys=_fold(layer.keys, *next(parts)),
+                values=_fold(layer.values, *next(parts)),
             )
             for layer in self._mapping.layers
         )
@@ -242,8 +246,8 @@ def _beside(one: LowRank, other: LowRank) -> LowRank:
 
 def _split(
     windows: Iterable[Tensor], settings: RefineSettings
-) -> tuple[list[Int[Tensor, "1 t"]], list[Int[Tensor, "1 t"]]]:
-    """Windows to train on and windows to judge by, each a batch of one."""
+) -> tuple[list[Int[Tensor, "_b t"]], list[Int[Tensor, "1 t"]]]:
+    """Batches of windows to train on, and windows to judge by, each a batch of one."""
     training: list[Tensor] = []
     judging: list[Tensor] = []
     for number, ids in enumerate(islice(windows, settings.windows + settings.heldout)):
@@ -256,23 +260,24 @@ def _split(
             f"{settings.prefix + settings.continuation} tokens, and refining needs two at least",
             hint="give more text, or ask for shorter windows",
         )
-    return training[: settings.windows], judging
+    kept = torch.cat(training[: settings.windows])
+    return list(kept.split(settings.batch)), judging
 
 
-def _hidden(ids: Int[Tensor, "1 t"], settings: RefineSettings) -> Int[Tensor, "1 p"]:
+def _hidden(ids: Int[Tensor, "b t"], settings: RefineSettings) -> Int[Tensor, "b p"]:
     """The last token of the prefix is run live, as everywhere."""
     return ids[:, : settings.prefix - 1]
 
 
 def _measure(
-    mapping: KVMapping, prefix: Prefix, target: LanguageModel, wanted: Int[Tensor, " s"]
+    mapping: KVMapping, prefix: Prefix, target: LanguageModel, wanted: Int[Tensor, "1 s"]
 ) -> tuple[float, float]:
     """KL to own, and NLL, of one window."""
     with torch.no_grad():
         logits = prefix.logits(mapping, target)
     return (
-        float(kl(prefix.own, logits).mean()),
-        float(nll(logits, wanted.to(logits.device)).mean()),
+        float(prefix.kl(logits)),
+        float(nll(logits[0], wanted[0].to(logits.device)).mean()),
     )
 
 

@@ -11,7 +11,9 @@ class RefineSettings:
     """How to refine. Prints, compares, and is saved with the mapping."""
 
     windows: int = 240
-    """Training windows, each used once."""
+    """Windows to train on, each used once."""
+    batch: int = 1
+    """Windows in a step: small models' gradients are noise one window at a time."""
     rank: int = 16
     """Of the update of each layer's keys and values."""
     prefix: int = 256
@@ -27,7 +29,7 @@ class RefineSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("windows", "rank", "continuation", "heldout", "every"):
+        for name in ("windows", "batch", "rank", "continuation", "heldout", "every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         if self.prefix < 2:

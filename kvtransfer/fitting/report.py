@@ -78,6 +78,7 @@ class FitReport:
                 {
                     "target": layer.target,
                     "sources": list(layer.sources),
+                    "before": list(layer.before),
                     "r2_keys": layer.r2_keys,
                     "r2_values": layer.r2_values,
                     "strength_keys": layer.strength_keys,
@@ -106,6 +107,7 @@ class FitReport:
         return Group(self._table(), *(each for each in more if each is not None))
 
     def _table(self) -> Table:
+        late = "; | at the token before" if any(each.before for each in self.layers) else ""
         passed = f"{self.left_out} chunks left out, of no text; " if self.left_out else ""
         table = Table(
             "target layer",
@@ -113,7 +115,8 @@ class FitReport:
             "R² keys",
             "R² values",
             title=f"{self.mapping.source.name} → {self.mapping.target.name}",
-            caption=f"held-out R²; fitted on {self.rows:,} tokens, held out {self.heldout_rows:,}; "
+            caption=f"held-out R²{late}; fitted on {self.rows:,} tokens, "
+            f"held out {self.heldout_rows:,}; "
             + passed
             + ", ".join(f"{name} {value:.1f} s" for name, value in self.seconds.items()),
         )
@@ -122,10 +125,16 @@ class FitReport:
         for layer in self.layers:
             table.add_row(
                 str(layer.target),
-                " ".join(map(str, layer.sources)),
+                _read(layer),
                 f"{layer.r2_keys:.3f}",
                 f"{layer.r2_values:.3f}",
             )
         table.add_section()
         table.add_row("mean", "", f"{self.r2_keys:.3f}", f"{self.r2_values:.3f}")
         return table
+
+
+def _read(layer: Choice) -> str:
+    """Source layers, and after a bar those that are read at the token before."""
+    own, before = (" ".join(map(str, each)) for each in (layer.sources, layer.before))
+    return f"{own} | {before}" if before else own

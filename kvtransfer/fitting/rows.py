@@ -3,7 +3,7 @@
 Rows are kept in memory, in half precision, so there is a limit to them.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -12,8 +12,19 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvtransfer.errors import KVTransferError
-from kvtransfer.fitting.capture import Capture, batches, rows_of
-from kvtransfer.fitting.features import GROUPS, KINDS, Features, Kind, size, state_rows, widths
+from kvtransfer.fitting.capture import Capture, batches
+from kvtransfer.fitting.features import (
+    GROUPS,
+    KINDS,
+    Features,
+    Kind,
+    before_size,
+    gathered,
+    rows_of,
+    size,
+    state_rows,
+    widths,
+)
 from kvtransfer.fitting.moments import Moments
 from kvtransfer.geometry.spec import ModelSpec
 from kvtransfer.hf.aligned import read_aligned
@@ -86,7 +97,13 @@ def units_of(captured: Capture, target: ModelSpec) -> dict[Kind, tuple[Units, Un
 
 
 def require_room(
-    source: ModelSpec, target: ModelSpec, features: Features, *, tokens: int, state: int = 0
+    source: ModelSpec,
+    target: ModelSpec,
+    features: Features,
+    *,
+    tokens: int,
+    before: Sequence[int] = (),
+    state: int = 0,
 ) -> None:
     """Raise KVTransferError if the rows of so many tokens would take more than LIMIT bytes.
 
@@ -95,10 +112,12 @@ def require_room(
         target: Is to read it.
         features: What the target's keys and values are read from.
         tokens: Rows to fit on; the held-out ones come on top.
+        before: Source layers whose features of the token before are read too.
         state: Numbers in a row of the target's state, where it is read too.
     """
     numbers = len(GROUPS[features]) * state
     numbers += sum(size(spec, kind) for spec in (source, target) for kind in KINDS)
+    numbers += sum(before_size(source, kind, before) for kind in KINDS)
     a_token = numbers * torch.float16.itemsize * HOLDOUT / (HOLDOUT - 1)
     if tokens * a_token > LIMIT:
         raise KVTransferError(
@@ -147,7 +166,7 @@ def gather(
         )
         these = slice(at[part], at[part] + ids.numel())
         for group in GROUPS[captured.features]:
-            x = torch.cat([*(rows_of(read, kind) for kind in group), *given], dim=1)
+            x = gathered(read, group, captured.before, given)
             kept[part][group[0]].x[these] = units[group[0]][0].norm(x).half()
             for kind in group:
                 kept[part][kind].y[these] = units[kind][1].norm(rows_of(wanted, kind)).half()

@@ -13,6 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from kvtransfer.errors import TextError
+from kvtransfer.fitting.surface import SPACED, as_named
 from kvtransfer.fitting.texts import read_all
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.sample import sample
@@ -39,12 +40,12 @@ PATIENCE = 32
 
 
 def self_tokens(name: str) -> int | None:
-    """The N of a text that is named ``self:N``; None for any other name.
+    """The N of a text that is named ``self:N`` or ``spaced:self:N``; None for any other name.
 
     Raises:
         TextError: the name begins like that, and N is no positive number.
     """
-    head, _, number = name.partition(":")
+    head, _, number = name.removeprefix(SPACED).partition(":")
     if head != "self":
         return None
     if not re.fullmatch("[1-9][0-9]{0,11}", number):
@@ -108,5 +109,9 @@ def read_all_with(names: Iterable[str], target: LanguageModel, *, seed: int = 0)
     wanted = [(name, self_tokens(name)) for name in names]
     seeds = count(seed)
     read = [name for name, tokens in wanted if tokens is None]
-    own = [self_texts(target, n, seed=next(seeds)) for _, n in wanted if n is not None]
+    own = [
+        as_named(name, self_texts(target, n, seed=next(seeds)))
+        for name, n in wanted
+        if n is not None
+    ]
     return read_all([*read, *own])  # files first: a missing one is known before anything is written

@@ -37,6 +37,8 @@ class FitSettings:
     """How far outputs are spread from their mean; see :func:`~kvtransfer.fitting.affine.widen`."""
     features: Features = "same"
     """What the target's keys, and its values, are read from."""
+    before: int = 0
+    """Source layers, evenly spaced, that may be read at the token before, too."""
     selection: Selection = "top"
     """How the source layers are picked."""
     start: int | None = None
@@ -59,6 +61,8 @@ class FitSettings:
             raise ValueError(f"rank must be positive, got {self.rank}")
         if not self.gain > 0:
             raise ValueError(f"gain must be positive, got {self.gain}")
+        if self.before < 0:
+            raise ValueError(f"before must be ≥ 0, got {self.before}")
         if self.start is not None and self.start < 0:
             raise ValueError(f"start must be ≥ 0, got {self.start}")
         if self.solver == "mlp" and (self.rank is not None or self.gain != 1.0):
@@ -68,7 +72,9 @@ class FitSettings:
                 f"rank {self.rank} asked of {self.solver!r}, whose maps have the rank of a head"
             )
         if self.solver == "auto":
-            self._require_free("layers", "strength", "rank", "gain", "selection", "features")
+            self._require_free(
+                "layers", "strength", "rank", "gain", "selection", "features", "before"
+            )
         if self.strength is not None:
             Ridge(self.strength)  # which refuses what it cannot use, and now rather than later
         if self.scale == "absolute" and self.strength is None:

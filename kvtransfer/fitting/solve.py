@@ -77,6 +77,7 @@ def fit_captured(
         scale=settings.scale,
         features=settings.features,
         start=settings.start,
+        before=settings.before > 0,
         selection=settings.selection,
         solve=settings.solver_of,
         ranking=ranking,
@@ -111,6 +112,7 @@ def fit_captured(
             "layers": settings.layers,
             "selection": settings.selection,
             "features": settings.features,
+            "before": settings.before,
             "start": settings.start,
             "strength": settings.strength,
             "scale": settings.scale,
@@ -154,6 +156,7 @@ def _solve_layer(
             kind,
             choice.sources,
             choice.target,
+            before=choice.before,
             attention=settings.solver == "attention",
         )
         fitted = widen(_solved(posed, settings, strength), settings.gain, posed.fit)
@@ -163,7 +166,7 @@ def _solve_layer(
             twin = Ridge(strength, settings.scale).solve(posed.shuffled)
             made["shuffled"][kind] = reduce_rank(twin, posed.shuffled, CONTROL_RANK).float()
     layer_maps = {
-        name: LayerMap(choice.sources, maps["keys"], maps["values"])
+        name: LayerMap(choice.sources, maps["keys"], maps["values"], choice.before)
         for name, maps in made.items()
         if maps
     }

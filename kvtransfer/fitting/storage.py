@@ -131,27 +131,44 @@ def nbytes(fitted: Map, dtype: Dtype) -> int:
 
 
 def checked_sources(
-    listed: Any, source: ModelSpec, target: ModelSpec, first: int = 0
+    config: Mapping[str, Any], source: ModelSpec, target: ModelSpec, first: int = 0
 ) -> tuple[tuple[int, ...], ...]:
-    """The layer table of a config from target layer ``first`` on, refused unless it names layers
-    that exist.
+    """The source layers of each target layer from ``first`` on, refused unless they exist.
 
     Raises:
-        ArtifactError: it does not.
+        ArtifactError: they do not.
     """
+    return _checked_layers("sources", config["sources"], source, target, first, least=1)
+
+
+def checked_before(
+    config: Mapping[str, Any], source: ModelSpec, target: ModelSpec, first: int = 0
+) -> tuple[tuple[int, ...], ...]:
+    """Likewise those read at the token before; a config without them was written before there were.
+
+    Raises:
+        ArtifactError: they do not exist.
+    """
+    none: list[list[int]] = [[] for _ in target.layers[first:]]
+    return _checked_layers("before", config.get("before", none), source, target, first, least=0)
+
+
+def _checked_layers(
+    name: str, listed: Any, source: ModelSpec, target: ModelSpec, first: int, *, least: int
+) -> tuple[tuple[int, ...], ...]:
     good = (
         isinstance(listed, list)
         and len(listed) == len(target.layers) - first
         and all(
             isinstance(each, list)
-            and each
-            and all(isinstance(s, int) and 0 <= s < len(source.layers) for s in each)
+            and len(each) >= least
+            and all(type(s) is int and 0 <= s < len(source.layers) for s in each)
             for each in listed
         )
     )
     if not good:
         raise ArtifactError(
-            f"config.json's 'sources' is no table of {len(target.layers) - first} target layers "
+            f"config.json's {name!r} is no table of {len(target.layers) - first} target layers "
             f"over {len(source.layers)} source layers: {str(listed)[:80]}",
             hint="the file was edited; make the mapping again",
         )

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from kvtransfer.errors import TextError
+from kvtransfer.fitting.surface import SPACED, as_named
 from kvtransfer.hf.hub import unreachable
 
 Split = Literal["fit", "heldout"]
@@ -64,7 +65,8 @@ def documents(name: str) -> Iterator[str]:
 
 
 def read_all(names: Iterable[str | Iterator[str]]) -> Iterator[str]:
-    """The documents of several names, interleaved; ``-`` is standard input.
+    """The documents of several names, interleaved; ``-`` is standard input, and ``spaced:NAME``
+    is NAME with every punctuation mark on its own.
 
     An iterator of documents may stand in a name's place.
 
@@ -83,6 +85,8 @@ def read_all(names: Iterable[str | Iterator[str]]) -> Iterator[str]:
 
 
 def _open(name: str) -> Iterator[str]:
+    if name.startswith(SPACED):
+        return as_named(name, _open(name.removeprefix(SPACED)))
     return _stdin() if name == "-" else documents(name)
 
 

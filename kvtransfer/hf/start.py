@@ -3,6 +3,9 @@
 A layer's keys and values are made from what enters it, before any attention of its own. So once r
 layers have run, the keys and values of layers 0 to r are known: those of layer 0 for the price of
 looking up embeddings.
+
+The first token is run through all of them: the others lean on it in every layer (an attention
+sink), so a map has to get it right, and it attends to nothing but itself, so it costs one token.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,19 +32,22 @@ State = Float[Tensor, "_b _t _e"]
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Start:
-    """A prefix after the first ``len(cache) - 1`` layers of a model."""
+    """A prefix after the first ``len(cache) - 1`` layers of a model, and its first token after all
+    of them."""
 
     cache: KVCache
     """Of layers 0 to r, exact, keys cached."""
     state: State
     """What enters layer r."""
+    first: KVCache
+    """All layers of the first token, exact, keys cached."""
 
 
 def begin(model: LanguageModel, ids: Int[Tensor, "b t"], *, layers: int) -> Start:
     """Run the first ``layers`` layers of ``model`` on ``ids``, at positions 0 to t − 1.
 
     The forward is left as soon as layer r = ``layers`` has written its keys and values, so it costs
-    r of L layers and three small products.
+    r of L layers and three small products; the first token is run through all layers beside it.
 
     Args:
         model: Usually the target of a mapping.
@@ -67,7 +73,7 @@ def begin(model: LanguageModel, ids: Int[Tensor, "b t"], *, layers: int) -> Star
     with torch.no_grad(), _states(model, [layers]) as seen, suppress(_Enough):
         call(model.module.base_model, ids, cache, positions, torch.ones_like(ids))
     held = read(cache, positions, rotations=rotations[: layers + 1], model=model.spec.identity)
-    return Start(cache=held, state=seen[layers])
+    return Start(cache=held, state=seen[layers], first=prefill(model, ids[:, :1]))
 
 
 def prefill_with_states(
@@ -85,13 +91,13 @@ def prefill_with_states(
 def start_of(cache: KVCache, states: dict[int, State], layers: int) -> Start:
     """What :func:`begin` would have given, out of a whole prefill."""
     assert cache.rotations is not None
-    first = replace(
+    begun = replace(
         cache,
         keys=cache.keys[: layers + 1],
         values=cache.values[: layers + 1],
         rotations=cache.rotations[: layers + 1],
     )
-    return Start(cache=first, state=states[layers])
+    return Start(cache=begun, state=states[layers], first=cache.prefix(1))
 
 
 def width(model: LanguageModel) -> int:

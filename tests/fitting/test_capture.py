@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from kvtransfer.errors import TextError
-from kvtransfer.fitting.capture import Capture, capture, rows_of
-from kvtransfer.fitting.features import KINDS
+from kvtransfer.fitting.capture import Capture, capture
+from kvtransfer.fitting.features import KINDS, rows_of
 from kvtransfer.fitting.moments import Moments
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.run import prefill

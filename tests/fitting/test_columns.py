@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from kvtransfer.errors import UnsupportedModel
-from kvtransfer.fitting.capture import Capture, capture, rows_of
+from kvtransfer.fitting.capture import Capture, capture
 from kvtransfer.fitting.columns import EVERY_HEAD, Columns, problem
-from kvtransfer.fitting.features import KINDS, Features, Kind, state_rows
+from kvtransfer.fitting.features import KINDS, Features, Kind, rows_of, state_rows
 from kvtransfer.fitting.layers import choose
 from kvtransfer.fitting.moments import Moments
 from kvtransfer.fitting.settings import FitSettings

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from kvtransfer.errors import ArtifactError, UnderdeterminedFit
-from kvtransfer.fitting.capture import capture, rows_of
+from kvtransfer.fitting.capture import capture
 from kvtransfer.fitting.chunks import chunks
 from kvtransfer.fitting.columns import Columns
-from kvtransfer.fitting.features import Features, read_by
+from kvtransfer.fitting.features import Features, read_by, rows_of
 from kvtransfer.fitting.fit import capture_texts, fit
 from kvtransfer.fitting.layers import needed_rows
 from kvtransfer.fitting.mapping import KVMapping

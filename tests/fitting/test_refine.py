@@ -81,6 +81,26 @@ def test_what_is_kept_is_what_was_judged(
         assert mean_nll == pytest.approx(judged.nll, rel=1e-4)
 
 
+def test_windows_in_a_step_are_trained_on_together(
+    coarse: KVMapping, source: LanguageModel, target: LanguageModel
+) -> None:
+    """In steps of one batch all of them count alike, in whatever order they come."""
+    done: list[int] = []
+    how = replace(QUICK, windows=10, batch=4, every=2)
+
+    found = refine(coarse, source, target, builtin("fit"), how, progress=done.append)
+
+    assert done == [4, 4, 2]
+    assert [each.step for each in found.history] == [0, 2, 3]
+    assert found.best.kl < found.history[0].kl
+    whole = refine(coarse, source, target, builtin("fit"), replace(how, batch=10))
+    assert [each.step for each in whole.history] == [0, 1]
+    assert whole.history[0].kl == pytest.approx(found.history[0].kl, rel=1e-6)
+    assert found.mapping.settings["refine"]["batch"] == 4
+    with pytest.raises(ValueError, match="batch must be positive, got 0"):
+        replace(how, batch=0)
+
+
 def test_an_update_of_a_low_rank_map_is_of_low_rank(
     refined: RefineReport, coarse: KVMapping
 ) -> None:

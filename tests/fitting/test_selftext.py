@@ -15,6 +15,7 @@ from kvtransfer.fitting.selftext import (
     self_texts,
     self_tokens,
 )
+from kvtransfer.fitting.surface import spaced
 from kvtransfer.fitting.texts import builtin, read_all
 from kvtransfer.hf.model import LanguageModel
 
@@ -24,7 +25,7 @@ def count(model: LanguageModel, texts: list[str]) -> int:
 
 
 def test_a_name_says_how_many_tokens() -> None:
-    assert self_tokens("self:4096") == 4096
+    assert self_tokens("self:4096") == self_tokens("spaced:self:4096") == 4096
     for other in ("builtin", "selfish:3", "a.txt", "./self", "owner/self:3", "-"):
         assert self_tokens(other) is None
 
@@ -59,6 +60,8 @@ def test_a_seed_gives_one_text_and_another_seed_another(target: LanguageModel) -
 
 def test_a_second_text_by_the_same_name_is_another(target: LanguageModel) -> None:
     texts = list(read_all_with(["self:100", "self:100"], target))
+    apart = list(read_all_with(["spaced:self:100"], target))
+    assert apart == list(map(spaced, read_all_with(["self:100"], target)))
 
     assert len(set(texts)) == len(texts) >= 2
 

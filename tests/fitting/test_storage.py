@@ -93,7 +93,7 @@ def test_a_layer_that_lacks_a_field_is_refused_by_the_fields_name(saved: Path, f
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
-        (lambda c: c.update(format=99), "in format 99; this version reads formats 1 and 2"),
+        (lambda c: c.update(format=99), "in format 99; this version reads formats 1, 2 and 3"),
         (lambda c: c.update(kind="guide_pack"), "a 'guide_pack', not a 'kv_mapping'"),
         (lambda c: c["target"]["layers"][0].update(kind="quantum"), "unknown layer kind 'quantum'"),
         (lambda c: c["target"].update(wings=2), "wings"),

@@ -54,7 +54,14 @@ def same(one: Start, other: Start) -> bool:
         (*other.cache.keys, *other.cache.values, other.state),
         strict=True,
     )
-    return len(one.cache) == len(other.cache) and all(torch.equal(a, b) for a, b in pairs)
+    first = zip(
+        (*one.first.keys, *one.first.values), (*other.first.keys, *other.first.values), strict=True
+    )  # of one token alone, or among others
+    return (
+        len(one.cache) == len(other.cache)
+        and all(torch.equal(a, b) for a, b in pairs)
+        and all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in first)
+    )
 
 
 @pytest.mark.parametrize("layers", [0, 1, 3])
@@ -68,6 +75,7 @@ def test_a_start_is_the_beginning_of_a_prefill_bit_for_bit(
     assert len(begun.cache) == layers + 1
     assert begun.state.shape == (2, 24, width(model))
     assert same(begun, start_of(whole, states, layers))
+    assert (len(begun.first), begun.first.tokens) == (4, 1)
     assert begun.cache.model == model.spec.identity
     assert torch.equal(begun.cache.positions, whole.positions)
     content, expected = begun.cache.content(), whole.content()
@@ -105,8 +113,9 @@ def test_later_layers_never_run_and_the_last_one_does_not_finish(
         hooks.append(layer.register_forward_hook(lambda *_, i=index: left.append(i)))
     try:
         begin(model, IDS, layers=layers)
-        assert entered == list(range(layers + 1))
-        assert left == list(range(layers))
+        first = [0, 1, 2, 3]  # of the first token alone, afterwards
+        assert entered == [*range(layers + 1), *first]
+        assert left == [*range(layers), *first]
         entered.clear()
         prefill(model, IDS)
         assert entered == [0, 1, 2, 3]
@@ -146,7 +155,6 @@ def test_the_model_is_as_it_was_also_after_an_error(tiny: Callable[..., Language
         with pytest.raises(RuntimeError, match="in the middle of a layer"):
             run()
         assert hooks_of(model) == 1
-    begin(model, IDS, layers=0)  # which leaves before that layer
     hook.remove()
 
 

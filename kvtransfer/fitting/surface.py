@@ -1,0 +1,28 @@
+"""The surface of a text: the same words, written otherwise.
+
+Much of what makes one text another kind than the next to a model is its surface. A map that was
+fitted on two of them is worth more on a third (experiments/maps).
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+
+SPACED = "spaced:"
+"""Before the name of a text: as :func:`spaced` writes it."""
+
+
+_MARK = re.compile(r"\s*([^\w\s]|_)\s*")
+_BLANKS = re.compile(r"[ \t]+")
+
+
+def as_named(name: str, texts: Iterable[str]) -> Iterator[str]:
+    """``texts`` as their name asks for them."""
+    return map(spaced, texts) if name.startswith(SPACED) else iter(texts)
+
+
+def spaced(text: str) -> str:
+    """Every punctuation mark on its own, as in corpora cut into words (Penn Treebank, WikiText).
+
+    A line that is broken beside a mark is joined; where it is broken beside words it stays so.
+    """
+    return _BLANKS.sub(" ", _MARK.sub(r" \1 ", text)).strip()
