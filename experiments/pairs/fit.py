@@ -1,8 +1,9 @@
 """Fit a zoo pair's mapping at several numbers of source layers from one capture; one of them ships.
 
     python experiments/pairs/fit.py tiny --tokens 131072 --layers 4 --ship 4
-    python experiments/pairs/fit.py smollm2 --data builtin prose.jsonl facts.jsonl --tokens 65536 \
-        --layers 4 --ship 4 --refine 400 --dtype bfloat16
+    python experiments/pairs/fit.py smollm2 --data builtin spaced:builtin prose.jsonl facts.jsonl \
+        --tokens 65536 --features both --select greedy --before 6 --layers 4 --ship 4 \
+        --refine 400 --dtype bfloat16
 
 Quality is then measured with ``kvtransfer eval``, on text of another kind: see README.md here.
 """
@@ -12,7 +13,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from kvtransfer import KVMapping, builtin, load
+from kvtransfer import KVMapping, load
 from kvtransfer.fitting.fit import capture_texts
 from kvtransfer.fitting.refine import refine
 from kvtransfer.fitting.refine_settings import RefineSettings
@@ -35,7 +36,9 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=256)
     parser.add_argument("--layers", nargs="+", default=["auto"])
     parser.add_argument("--features", choices=["same", "both"], default="same")
-    parser.add_argument("--refine", type=int, default=0, help="builtin windows, if it ships")
+    parser.add_argument("--select", choices=["top", "greedy"], default="top")
+    parser.add_argument("--before", type=int, default=0)
+    parser.add_argument("--refine", type=int, default=0, help="windows of the data, if it ships")
     parser.add_argument("--ship", help="which of --layers goes to mappings/, in int8")
     parser.add_argument("--dtype", help="that the models run in while they are captured")
     asked = parser.parse_args()
@@ -43,8 +46,16 @@ def main() -> None:
     names = PAIRS[asked.pair][:: -1 if asked.reverse else 1]
     name = "-to-".join(names)
     source, target = (load(each, dtype=asked.dtype) for each in names)
-    settings = FitSettings(tokens=asked.tokens, chunk=asked.chunk, features=asked.features, batch=8)
-    captured = capture_texts(source, target, read_all(asked.data), settings)
+    settings = FitSettings(
+        tokens=asked.tokens,
+        chunk=asked.chunk,
+        features=asked.features,
+        selection=asked.select,
+        before=asked.before,
+        batch=8,
+    )
+    texts = list(read_all(asked.data))
+    captured = capture_texts(source, target, texts, settings)
     results = {}
     for layers in asked.layers:
         chosen = int(layers) if layers.isdigit() else layers
@@ -55,7 +66,7 @@ def main() -> None:
             # From what was stored, so that what is judged is what ships but for one rounding.
             stored = KVMapping.from_pretrained(folder)
             steps = RefineSettings(windows=asked.refine, heldout=6, every=40)
-            found = refine(stored, source, target, builtin("fit"), steps)
+            found = refine(stored, source, target, texts, steps)
             found.mapping.save_pretrained(folder, dtype="int8")
             report = report.refined_by(found)
         results[layers] = report.to_dict(folder=folder) | {"mapping": folder.name}

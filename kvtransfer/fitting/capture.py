@@ -2,9 +2,9 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -16,6 +16,7 @@ from kvtransfer.fitting.features import (
     GROUPS,
     KINDS,
     Features,
+    Kind,
     gathered,
     gathered_size,
     rows_of,
@@ -48,6 +49,18 @@ class Sample:
         return self.keys.n
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class First:
+    """First tokens of chunks: few, so they are kept as they are, in single precision."""
+
+    x: Float[Tensor, "n p"]
+    y: Float[Tensor, "n q"]
+
+    def moments(self, x: Int[Tensor, " p_"], y: Int[Tensor, " q_"]) -> Moments:
+        """Of some features only."""
+        return Moments.of(self.x[:, x].double(), self.y[:, y].double())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
     """Everything that later choices of layers, strength, solver and rank are made from."""
@@ -59,6 +72,8 @@ class Capture:
     seconds: dict[str, float]
     """Wall time of ``source_forward``, ``target_forward`` and ``statistics``."""
     features: Features = "same"
+    first: Mapping[Kind, First] = field(default_factory=dict)
+    """The fit's first tokens of every chunk, by kind, row by row."""
     before: tuple[int, ...] = ()
     """Source layers whose features of the token before were gathered too, in this order."""
     starts: tuple[int, ...] = ()
@@ -131,6 +146,7 @@ def capture(
     }
     if attention:
         sums["weighted"] = [Accumulator(p, q, products=products) for p, q in sizes]
+    firsts: dict[Kind, list[tuple[Tensor, Tensor]]] = {kind: [] for kind in KINDS}
     looked = Looked(target)
     random = torch.Generator().manual_seed(seed)
     fitted = 0
@@ -156,7 +172,13 @@ def capture(
                 groups, sums[part], sums.get("weighted", sums[part]), strict=True
             ):
                 x = gathered(read, group, before, given)
-                y = torch.cat([rows_of(wanted, kind) for kind in group], dim=1)
+                own = [rows_of(wanted, kind) for kind in group]
+                if part == "fit":
+                    at = torch.arange(0, ids.numel(), ids.shape[1])
+                    first = x[at]
+                    for kind, rows in zip(group, own, strict=True):
+                        firsts[kind].append((first, rows[at]))
+                y = torch.cat(own, dim=1)
                 if attention and part == "fit":
                     weighted.add(x, y, weight=looked.weight)
                 if permuted:
@@ -184,6 +206,7 @@ def capture(
         heldout=heldout,
         seconds=dict(meter.seconds),
         features=features,
+        first={kind: First(*map(torch.cat, zip(*firsts[kind], strict=True))) for kind in KINDS},
         before=tuple(before),
         starts=tuple(starts),
         state_width=state_width,

@@ -186,11 +186,14 @@ def problem(
     layer: int,
     *,
     before: Sequence[int] = (),
+    first: int = 1,
     attention: bool = False,
 ) -> Problem:
     """The map of one target layer and kind, read from some source layers in ascending order.
 
-    ``before`` are source layers that are read at the token before, too.
+    ``before`` are source layers that are read at the token before, too. The first token of a chunk
+    counts for as many rows as first tokens are more alike than others are, at most ``first``: where
+    all lean on it (an attention sink), all of them are nearly the same.
 
     With ``attention``, rows are weighted by the attention they are paid, and errors of keys by what
     queries see of them.
@@ -204,6 +207,10 @@ def problem(
     heldout: Moments = getattr(capture.heldout, kind)
     chosen = fit.select(x, y)
     shuffled = chosen.with_targets_of(fit, x, columns.writes(kind, layer, shuffled=True))
+    # With a start it is not mapped, so it counts for no more than any other.
+    if first > 1 and kind in capture.first and columns.start is None:
+        opening = capture.first[kind].moments(x, y)
+        chosen = chosen + opening.repeated(min(first, chosen.more_varied_than(opening)) - 1)
     heads = columns.heads(kind, sources, layer, before)
     if attention:
         if capture.weighted is None:

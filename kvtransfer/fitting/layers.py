@@ -95,6 +95,7 @@ def choose(
     scale: Scale = "relative",
     features: Features | None = None,
     start: int | None = None,
+    first: int = 1,
     before: bool = False,
     selection: Selection = "top",
     solve: Callable[[float], Solver] | None = None,
@@ -114,6 +115,7 @@ def choose(
         scale: What a given strength is relative to.
         features: What maps are to read; None for what was captured.
         start: The target layer whose incoming state they read too; None for none.
+        first: Rows that the first token of a chunk counts for.
         before: Whether the last of the source layers may give way to the first at the token
             before, of those that were captured; a map reads no more features with them.
         selection: How layers are picked.
@@ -139,19 +141,23 @@ def choose(
         # within a thousandth, at several times the solves.
         k = ks[len(ks) // 2]
         best = {
-            kind: best_strength(problem(capture, columns, kind, order[:k], t), strengths, make)
+            kind: best_strength(
+                problem(capture, columns, kind, order[:k], t, first=first), strengths, make
+            )
             for kind in KINDS
         }
         if len(ks) > 1:
             damping = {kind: found for kind, (_, found) in best.items()}
-            k, scores = best_k(capture, columns, order, t, ks, damping, make)
+            k, scores = best_k(capture, columns, order, t, ks, damping, make, first)
             best = {kind: (scores[kind], damping[kind]) for kind in KINDS}
         late: Sequence[int] = ()
         if before:
             near = order if ranking is None else ranking[t].argsort(descending=True).tolist()
             offered = [s for s in near if s in columns.offered]
             damping = {kind: found for kind, (_, found) in best.items()}
-            late, scores = best_before(capture, columns, order[:k], offered, t, damping, make)
+            late, scores = best_before(
+                capture, columns, order[:k], offered, t, damping, make, first
+            )
             best = {kind: (scores[kind], damping[kind]) for kind in KINDS}
         yield Choice(
             target=t,
@@ -235,11 +241,15 @@ def best_k(
     ks: Sequence[int],
     strengths: Mapping[Kind, float],
     make: Callable[[float], Solver] = Ridge,
+    first: int = 1,
 ) -> tuple[int, dict[Kind, float]]:
     """The number of leading source layers whose maps explain most, held out, and how much."""
     scores: dict[int, dict[Kind, float]] = {
         k: {
-            kind: _score(problem(capture, columns, kind, order[:k], layer), make(strengths[kind]))
+            kind: _score(
+                problem(capture, columns, kind, order[:k], layer, first=first),
+                make(strengths[kind]),
+            )
             for kind in KINDS
         }
         for k in ks
@@ -256,6 +266,7 @@ def best_before(
     layer: int,
     strengths: Mapping[Kind, float],
     make: Callable[[float], Solver] = Ridge,
+    first: int = 1,
 ) -> tuple[Sequence[int], dict[Kind, float]]:
     """The source layers to read at the token before, in place of as many of the last of ``order``.
 
@@ -268,7 +279,8 @@ def best_before(
         read, late = order[: len(order) - count], offered[:count]
         tried[count] = {
             kind: _score(
-                problem(capture, columns, kind, read, layer, before=late), make(strengths[kind])
+                problem(capture, columns, kind, read, layer, before=late, first=first),
+                make(strengths[kind]),
             )
             for kind in KINDS
         }

@@ -51,6 +51,17 @@ class Moments:
             yy=self.yy + other.yy + between * dy.square(),
         )
 
+    def repeated(self, times: int) -> "Moments":
+        """The moments of each row taken ``times`` times; of none, what adds nothing."""
+        return replace(
+            self, n=self.n * times, xx=self.xx * times, xy=self.xy * times, yy=self.yy * times
+        )
+
+    def more_varied_than(self, other: "Moments") -> int:
+        """How many times the variance of these targets is that of ``other``'s; 1 at least."""
+        ours, theirs = (float(each.yy.sum()) / max(1, each.n - 1) for each in (self, other))
+        return max(1, int(min(ours / max(theirs, 1e-30), 2**31))) if other.n > 1 else 1
+
     def select(self, x: Int[Tensor, " p_"], y: Int[Tensor, " q_"]) -> "Moments":
         """The moments of some features only, in the order given."""
         return replace(

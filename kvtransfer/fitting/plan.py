@@ -26,6 +26,7 @@ PAPER: dict[str, Any] = {
     "scale": "absolute",
     "features": "same",
     "selection": "top",
+    "first": 1,
 }
 """The recipe of Heo et al. (arXiv:2608.03893), §3."""
 
@@ -176,6 +177,7 @@ class Plan:
                 scale=how.scale,
                 features=how.features,
                 start=how.start,
+                first=how.first,
                 before=how.before > 0,
                 ranking=self.ranking,
                 orders=orders,

@@ -37,6 +37,10 @@ class FitSettings:
     """How far outputs are spread from their mean; see :func:`~kvtransfer.fitting.affine.widen`."""
     features: Features = "same"
     """What the target's keys, and its values, are read from."""
+    first: int = 256
+    """Rows that the first token of a chunk counts for at most, where first tokens are alike. There
+    models lean on it (an attention sink), and a map that gets it a little wrong is wrong in every
+    token's attention."""
     before: int = 0
     """Source layers, evenly spaced, that may be read at the token before, too."""
     selection: Selection = "top"
@@ -52,7 +56,7 @@ class FitSettings:
     """How to train, where the solver is ``mlp``."""
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "chunk", "batch"):
+        for name in ("tokens", "chunk", "batch", "first"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         if isinstance(self.layers, int) and self.layers < 1:

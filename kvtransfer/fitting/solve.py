@@ -77,6 +77,7 @@ def fit_captured(
         scale=settings.scale,
         features=settings.features,
         start=settings.start,
+        first=settings.first,
         before=settings.before > 0,
         selection=settings.selection,
         solve=settings.solver_of,
@@ -112,6 +113,7 @@ def fit_captured(
             "layers": settings.layers,
             "selection": settings.selection,
             "features": settings.features,
+            "first": settings.first,
             "before": settings.before,
             "start": settings.start,
             "strength": settings.strength,
@@ -157,6 +159,7 @@ def _solve_layer(
             choice.sources,
             choice.target,
             before=choice.before,
+            first=settings.first,
             attention=settings.solver == "attention",
         )
         fitted = widen(_solved(posed, settings, strength), settings.gain, posed.fit)
