@@ -26,7 +26,7 @@ from kvtransfer.fitting.chunks import chunks
 from kvtransfer.fitting.features import spaced
 from kvtransfer.fitting.fit import fit
 from kvtransfer.fitting.layers import rank_layers
-from kvtransfer.fitting.plan import BEFORE, FEW, PAPER_LAYERS, Plan, Planned
+from kvtransfer.fitting.plan import BEFORE, PAPER_LAYERS, Plan, Planned
 from kvtransfer.fitting.refine import refine
 from kvtransfer.fitting.refine_settings import RefineSettings
 from kvtransfer.fitting.selftext import read_all_with
@@ -174,16 +174,18 @@ def main() -> None:
     Console(width=120).print(chosen)
     auto = rows[chosen.best.name]
     found = [bench.row(plan.paper(1)), *rows.values(), *stored(auto)]
-    (small,) = [each for name, each in planned.items() if name.endswith(f"before, greedy {FEW}")]
-    begun = {start: bench.row(plan.begun(small, start)) for start in captured.starts}
+    *_, wide = [
+        each for name, each in planned.items() if name.startswith("both and before, greedy")
+    ]
+    begun = {start: bench.row(plan.begun(wide, start)) for start in captured.starts}
     shallow = begun[depth // 6]
     found += [*begun.values(), *stored(shallow)]
     if asked.mlp:
-        how = replace(small.how, solver="mlp")
+        how = replace(wide.how, solver="mlp")
         report = fit(source, target, texts, how)
         found.append(
             Row(
-                f"mlp, {small.name}",
+                f"mlp, {wide.name}",
                 report.mapping,
                 report.mapping.nbytes(),
                 (report.r2_keys, report.r2_values),

@@ -73,7 +73,7 @@ class Capture:
     """Wall time of ``source_forward``, ``target_forward`` and ``statistics``."""
     features: Features = "same"
     first: Mapping[Kind, First] = field(default_factory=dict)
-    """The fit's first tokens of every chunk, by kind, row by row."""
+    """First tokens of the fit's first chunks, by kind, row by row."""
     before: tuple[int, ...] = ()
     """Source layers whose features of the token before were gathered too, in this order."""
     starts: tuple[int, ...] = ()
@@ -173,7 +173,7 @@ def capture(
             ):
                 x = gathered(read, group, before, given)
                 own = [rows_of(wanted, kind) for kind in group]
-                if part == "fit":
+                if part == "fit" and len(firsts[group[0]]) * batch < FIRSTS:
                     at = torch.arange(0, ids.numel(), ids.shape[1])
                     first = x[at]
                     for kind, rows in zip(group, own, strict=True):
@@ -215,6 +215,9 @@ def capture(
         windows=tuple(windows),
     )
 
+
+FIRSTS = 256
+"""First tokens that are kept: about as many as there are dims in a head, or more."""
 
 WINDOWS = 12
 """Held-out chunks that are kept as they are."""

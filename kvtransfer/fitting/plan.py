@@ -120,7 +120,7 @@ class Plan:
         for solver in ("headwise", "procrustes", *(("attention",) if weighted else ())):
             yield Planned(f"{solver}, {name}", replace(how, solver=solver), choices)
         most = min(min(widths(self.target, kind)) for kind in KINDS)
-        ranks = {most // 2}
+        ranks = {self._rank_of_a_quarter(choices)}
         if self.nbytes is not None:
             ranks.add(self._rank_within(self.nbytes, choices))
         for rank in sorted(rank for rank in ranks if 0 < rank < most):
@@ -184,18 +184,27 @@ class Plan:
             )
         )
 
+    def _rank_of_a_quarter(self, choices: Sequence[Choice]) -> int:
+        """The rank at which maps of these layers have a quarter of their numbers."""
+        p = max(self._read(choice) for choice in choices)
+        q = min(min(widths(self.target, kind)) for kind in KINDS)
+        return p * q // (4 * (p + q))
+
+    def _read(self, choice: Choice) -> int:
+        """Features of keys and values that a map of this choice reads."""
+        state = 0 if self.settings.start is None else self.captured.state_width
+        layers = (*choice.sources, *choice.before)
+        return state + sum(widths(self.source, each)[s] for s in layers for each in KINDS)
+
     def _rank_within(self, size: int, choices: Sequence[Choice]) -> int:
         """The largest rank at which low-rank maps of these layers take at most ``size`` bytes."""
-        state = 0 if self.settings.start is None else self.captured.state_width
 
         def taken(rank: int) -> int:
             total = 0
             for choice in choices:
-                layers = (*choice.sources, *choice.before)
-                read = state + sum(widths(self.source, each)[s] for s in layers for each in KINDS)
                 for kind in KINDS:
-                    q = widths(self.target, kind)[choice.target]
-                    low = LowRank(torch.ones(read, rank), torch.ones(rank, q), torch.ones(q))
+                    p, q = self._read(choice), widths(self.target, kind)[choice.target]
+                    low = LowRank(torch.ones(p, rank), torch.ones(rank, q), torch.ones(q))
                     total += nbytes(low, self.storage)
             return total
 
