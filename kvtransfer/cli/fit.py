@@ -58,6 +58,13 @@ def fit(
             "that adds most.",
         ),
     ] = "top",
+    first: Annotated[
+        int,
+        typer.Option(
+            help="Rows that a sequence's first token counts for at most, where first tokens are "
+            "alike (an attention sink); 1 for the paper's recipe."
+        ),
+    ] = 256,
     before: Annotated[
         int,
         typer.Option(
@@ -144,6 +151,7 @@ def fit(
             gain=gain,
             features=cast(Literal["same", "both"], features),
             selection=cast(Literal["top", "greedy"], selection),
+            first=first,
             before=before,
             start=start,
             products=cast(Literal["auto", "float64", "float32"], products),

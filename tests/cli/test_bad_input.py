@@ -104,6 +104,8 @@ MISTAKES = {
     "a start beyond the target": (FIT + "--data {prose} --start 99", "a start of 99 layers"),
     "a start before the target": (FIT + "--start -1", "start must be"),
     "no gain": (FIT + "--gain 0", "gain must be positive"),
+    "a first token that counts for none": (FIT + "--first 0", "first must be positive, got 0"),
+    "fewer layers than none": (FIT + "--before -1", "before must be ≥ 0, got -1"),
     "a heat map that is no picture": (
         FIT + "--heatmap {out}.txt",
         "a picture ends in .png or .svg",

@@ -248,6 +248,20 @@ def test_a_start_is_fitted_evaluated_and_diagnosed(
     assert len(second["sources"]) == 1
 
 
+def test_the_token_before_is_read_and_the_paper_s_first_token_counts_for_one(
+    run: Run, places: dict[str, Path], tmp_path: Path
+) -> None:
+    done = run("fit", places["source"], places["target"], "--out", tmp_path / "m", *QUICK_FIT,
+               "--data", "spaced:" + str(places["prose"]), "--layers", "2", "--before", "2",
+               "--first", "1", "--json")  # fmt: skip
+
+    mapping = KVMapping.from_pretrained(tmp_path / "m")
+    assert (mapping.settings["before"], mapping.settings["first"]) == (2, 1)
+    for layer, row in zip(mapping.layers, document(done)["layers"], strict=True):
+        assert list(layer.before) == row["before"]
+        assert len(layer.sources) + len(layer.before) == 2
+
+
 def test_the_target_writes_its_own_calibration_text(
     run: Run, places: dict[str, Path], tmp_path: Path
 ) -> None:
