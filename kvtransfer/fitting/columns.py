@@ -210,7 +210,9 @@ def problem(
     # With a start it is not mapped, so it counts for no more than any other.
     if first > 1 and kind in capture.first and columns.start is None:
         opening = capture.first[kind].moments(x, y)
-        chosen = chosen + opening.repeated(min(first, chosen.more_varied_than(opening)) - 1)
+        more = opening.n * (min(first, chosen.more_varied_than(opening)) - 1)
+        # However much some count for, there are no more rows than were read.
+        chosen = (chosen + opening.counted_as(more)).counted_as(chosen.n)
     heads = columns.heads(kind, sources, layer, before)
     if attention:
         if capture.weighted is None:

@@ -51,11 +51,10 @@ class Moments:
             yy=self.yy + other.yy + between * dy.square(),
         )
 
-    def repeated(self, times: int) -> "Moments":
-        """The moments of each row taken ``times`` times; of none, what adds nothing."""
-        return replace(
-            self, n=self.n * times, xx=self.xx * times, xy=self.xy * times, yy=self.yy * times
-        )
+    def counted_as(self, n: int) -> "Moments":
+        """The same, of rows that count for ``n`` rows together; for none, what adds nothing."""
+        share = n / self.n
+        return replace(self, n=n, xx=self.xx * share, xy=self.xy * share, yy=self.yy * share)
 
     def more_varied_than(self, other: "Moments") -> int:
         """How many times the variance of these targets is that of ``other``'s; 1 at least."""

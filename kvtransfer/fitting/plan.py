@@ -15,7 +15,14 @@ from kvtransfer.fitting.affine import LowRank
 from kvtransfer.fitting.capture import Capture
 from kvtransfer.fitting.columns import Columns
 from kvtransfer.fitting.features import KINDS, Features, widths
-from kvtransfer.fitting.layers import Choice, Selection, choose, greedy, needed_rows
+from kvtransfer.fitting.layers import (
+    GREEDY_STRENGTH,
+    Choice,
+    Selection,
+    choose,
+    greedy,
+    needed_rows,
+)
 from kvtransfer.fitting.settings import FitSettings
 from kvtransfer.fitting.storage import Dtype, nbytes
 from kvtransfer.geometry.spec import ModelSpec
@@ -89,7 +96,7 @@ class Plan:
         yield Planned(f"both{best}, top {k}", top, self._choices(top))
         for k in many:
             # Strengths are those of the few: within a thousandth of the best at more.
-            how = replace(how, layers=k, strength=MIDDLING)
+            how = replace(how, layers=k, strength=GREEDY_STRENGTH)
             base = _with_strengths(self._choices(how, orders), base)
             how = replace(how, strength=None)
             yield Planned(f"both{best}, greedy {k}", how, base)
@@ -210,10 +217,6 @@ class Plan:
 
         per_rank = taken(2) - taken(1)
         return (size - taken(1)) // per_rank + 1
-
-
-MIDDLING = 1e-5
-"""A ridge strength at which layers are compared, where it is settled elsewhere."""
 
 
 def _with_strengths(layers: Sequence[Choice], strengths: Sequence[Choice]) -> tuple[Choice, ...]:

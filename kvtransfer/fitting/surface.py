@@ -1,7 +1,7 @@
 """The surface of a text: the same words, written otherwise.
 
-Much of what makes one text another kind than the next to a model is its surface. A map that was
-fitted on two of them is worth more on a third (experiments/maps).
+A part of what makes one text another kind than the next to a model is its surface; what it is worth
+to fit on text that is written as another one is, experiments/maps says.
 """
 
 import re

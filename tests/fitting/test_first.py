@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvtransfer.errors import UnderdeterminedFit
 from kvtransfer.fitting.capture import Capture, First, Sample, capture
 from kvtransfer.fitting.columns import Columns, Problem, problem
 from kvtransfer.fitting.features import KINDS, Features, gathered, rows_of
@@ -99,8 +100,10 @@ def test_they_count_for_as_many_rows_as_they_are_more_alike() -> None:
 
     mine = posed(found, first=7).fit
 
-    assert mine.n == 400 + 6 * 20
-    assert_same(mine, plain + one + one + one + one + one + one, rtol=1e-6)
+    assert mine.n == plain.n == 400  # they count for more, and are no more rows
+    wide = plain + one + one + one + one + one + one
+    assert_same(mine, wide.counted_as(400), rtol=1e-6)
+    assert_same(wide, mine.counted_as(400 + 6 * 20), rtol=1e-6)
     assert plain.more_varied_than(one) > 1000
     assert one.more_varied_than(plain) == 1
     assert plain.more_varied_than(plain) == 1
@@ -116,6 +119,17 @@ def test_the_control_and_the_judge_stay_as_they_are() -> None:
         assert_same(getattr(plain, part), getattr(weighted, part), rtol=1e-12)
     without = replace(found, first={})
     assert_same(posed(without, first=256).fit, plain.fit, rtol=1e-12)
+
+
+def test_too_few_rows_are_too_few_whatever_some_count_for() -> None:
+    found, _, _ = leaning(alike=True)
+    p = 2 * FEATURES
+    few = Sample(keys=replace(found.fit.keys, n=p), values=found.fit.values)
+
+    mine = posed(replace(found, fit=few), first=256).fit
+
+    with pytest.raises(UnderdeterminedFit, match=rf"\b{p} rows"):
+        Ridge(1e-4).solve(mine)
 
 
 def test_strengths_are_chosen_for_what_is_solved() -> None:
@@ -140,9 +154,9 @@ def test_where_a_start_gives_it_it_is_not_mapped(
     for start, same in ((0, True), (None, False)):
         columns = Columns.of(found, source.spec, target.spec, start=start)
         one, other = (
-            problem(found, columns, "keys", [0], 1, first=first).fit.n for first in (1, 256)
+            problem(found, columns, "keys", [0], 1, first=first).fit.mean_y for first in (1, 256)
         )
-        assert (one == other) is same
+        assert torch.equal(one, other) is same
 
 
 def test_a_token_counts_for_one_at_least() -> None:
