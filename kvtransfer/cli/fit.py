@@ -127,7 +127,7 @@ def fit(
         from kvtransfer import artifact
         from kvtransfer.fitting.fit import fit as run
         from kvtransfer.fitting.heatmap import require_drawable, save_heatmap
-        from kvtransfer.fitting.neural import NetworkSettings
+        from kvtransfer.fitting.network_settings import NetworkSettings
         from kvtransfer.fitting.refine import refine as improve
         from kvtransfer.fitting.refine_settings import RefineSettings
         from kvtransfer.fitting.selftext import read_all_with, self_tokens

@@ -13,13 +13,12 @@ from torch import Tensor
 
 from kvtransfer.fitting.affine import LowRank
 from kvtransfer.fitting.capture import Capture
+from kvtransfer.fitting.choice import Choice, choose
 from kvtransfer.fitting.columns import Columns
 from kvtransfer.fitting.features import KINDS, Features, widths
 from kvtransfer.fitting.layers import (
     GREEDY_STRENGTH,
-    Choice,
     Selection,
-    choose,
     greedy,
     needed_rows,
 )
@@ -179,13 +178,7 @@ class Plan:
                 self.captured,
                 self.source,
                 self.target,
-                layers=how.layers,
-                strength=how.strength,
-                scale=how.scale,
-                features=how.features,
-                start=how.start,
-                first=how.first,
-                before=how.before > 0,
+                how,
                 ranking=self.ranking,
                 orders=orders,
             )

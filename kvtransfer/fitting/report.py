@@ -9,8 +9,8 @@ from rich.console import Group
 from rich.table import Table
 from torch import Tensor
 
+from kvtransfer.fitting.choice import Choice
 from kvtransfer.fitting.heatmap import LayerScores
-from kvtransfer.fitting.layers import Choice
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.refine_report import RefineReport
 from kvtransfer.fitting.tried import AutoReport

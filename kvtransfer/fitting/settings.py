@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from kvtransfer.fitting.features import Features
 from kvtransfer.fitting.layers import Selection
-from kvtransfer.fitting.neural import NetworkSettings
+from kvtransfer.fitting.network_settings import NetworkSettings
 from kvtransfer.fitting.solvers import ClosedForm, Ridge, Scale, Solver, solver
 
 SolverName = Literal["ridge", "headwise", "procrustes", "lowrank", "attention", "mlp", "auto"]

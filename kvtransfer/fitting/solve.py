@@ -10,10 +10,11 @@ from torch import Tensor
 
 from kvtransfer.fitting.affine import Affine, Linear, LowRank, reduce_rank, through_means, widen
 from kvtransfer.fitting.capture import Capture
+from kvtransfer.fitting.choice import Choice, choose
 from kvtransfer.fitting.columns import Columns, Problem, problem
 from kvtransfer.fitting.features import KINDS, Kind
 from kvtransfer.fitting.layer_map import LayerMap
-from kvtransfer.fitting.layers import Choice, choose, rank_layers
+from kvtransfer.fitting.layers import rank_layers
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.report import FitReport
 from kvtransfer.fitting.settings import FitSettings, Progress
@@ -68,21 +69,7 @@ def fit_captured(
     layers, shuffled, rows = [], [], []
     if choices is None and ranking is None:
         ranking = rank_layers(captured, source.spec, target.spec)
-    for choice in choices or choose(
-        captured,
-        source.spec,
-        target.spec,
-        layers=settings.layers,
-        strength=settings.strength,
-        scale=settings.scale,
-        features=settings.features,
-        start=settings.start,
-        first=settings.first,
-        before=settings.before > 0,
-        selection=settings.selection,
-        solve=settings.solver_of,
-        ranking=ranking,
-    ):
+    for choice in choices or choose(captured, source.spec, target.spec, settings, ranking=ranking):
         maps, r2 = _solve_layer(captured, columns, choice, settings, control=control)
         layers.append(maps["fit"])
         if control:

@@ -18,8 +18,9 @@ class Tried:
     """What a mapping did on held-out windows."""
 
     attention_error: float
-    """Mean over layers of ‖attention output − own‖² / ‖own‖², the queries being those of a run on
-    the target's own prefix. Layers that are not seen do not count."""
+    """Mean over layers of ‖attention output − own‖² / ‖own‖², each of all heads and tokens
+    together, the queries being those of a run on the target's own prefix. Layers that are not seen
+    do not count."""
     kl: float
     """KL(own ‖ mapped) of next-token distributions, nats a token."""
     microseconds: float

@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 from kvtransfer.errors import BudgetError, UnderdeterminedFit
 from kvtransfer.fitting.auto import choose_map
 from kvtransfer.fitting.capture import Capture, Sample, capture
+from kvtransfer.fitting.choice import choose
 from kvtransfer.fitting.chunks import chunks
 from kvtransfer.fitting.columns import Columns
-from kvtransfer.fitting.layers import choose, greedy, rank_layers
+from kvtransfer.fitting.layers import greedy, rank_layers
 from kvtransfer.fitting.moments import Moments
 from kvtransfer.fitting.report import FitReport
 from kvtransfer.fitting.settings import FitSettings
@@ -255,7 +256,7 @@ def test_greedy_selection_sees_through_a_copy_of_the_best_layer() -> None:
     assert FEATURES == HEADS * WIDTH
 
     top, chosen = (
-        next(choose(taken, source, target, layers=2, selection=selection))
+        next(choose(taken, source, target, FitSettings(layers=2, selection=selection)))
         for selection in ("top", "greedy")
     )
 

@@ -16,11 +16,11 @@ from torch import Tensor
 from kvtransfer.errors import ArtifactError
 from kvtransfer.fitting.affine import Affine
 from kvtransfer.fitting.capture import Capture, Sample, capture
+from kvtransfer.fitting.choice import Choice, choose
 from kvtransfer.fitting.columns import Columns, problem
 from kvtransfer.fitting.features import KINDS, Features, flat, late, rows_of, spaced, state_rows
 from kvtransfer.fitting.fit import fit
 from kvtransfer.fitting.layer_map import LayerMap
-from kvtransfer.fitting.layers import Choice, choose
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.moments import Moments
 from kvtransfer.fitting.report import FitReport
@@ -180,8 +180,8 @@ def invented() -> Capture:
 def test_a_layer_is_read_at_the_token_before_where_that_explains_more() -> None:
     found, source, target = invented(), spec(DEPTH), spec(2)
 
-    plain = list(choose(found, source, target, layers=2))
-    first, second = choose(found, source, target, layers=2, before=True)
+    plain = list(choose(found, source, target, FitSettings(layers=2)))
+    first, second = choose(found, source, target, FitSettings(layers=2, before=2))
 
     assert (first.sources, first.before) == ((3,), (3,))
     assert first.r2_keys > plain[0].r2_keys + 0.5
@@ -189,7 +189,7 @@ def test_a_layer_is_read_at_the_token_before_where_that_explains_more() -> None:
     assert (second.r2_keys, second.r2_values) == (plain[1].r2_keys, plain[1].r2_values)
     posed = problem(found, Columns.of(found, source, target), "keys", [3], 0, before=[3])
     assert len(posed.fit.mean_x) == 2 * FEATURES  # no more than two layers are
-    (alone, _) = choose(found, source, target, layers=1, before=True)
+    (alone, _) = choose(found, source, target, FitSettings(layers=1, before=2))
     assert alone.before == ()
 
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from kvtransfer.errors import UnsupportedModel
 from kvtransfer.fitting.capture import Capture, capture
+from kvtransfer.fitting.choice import choose
 from kvtransfer.fitting.columns import EVERY_HEAD, Columns, problem
 from kvtransfer.fitting.features import KINDS, Features, Kind, rows_of, state_rows
-from kvtransfer.fitting.layers import choose
 from kvtransfer.fitting.moments import Moments
 from kvtransfer.fitting.settings import FitSettings
 from kvtransfer.fitting.solve import fit_captured
@@ -148,7 +148,8 @@ def test_layers_that_a_start_gives_are_not_chosen_for(
     found = taken(source, target, starts=STARTS)
 
     def targets(start: int | None) -> list[int]:
-        made = choose(found, source.spec, target.spec, layers=1, strength=1e-3, start=start)
+        settings = FitSettings(layers=1, strength=1e-3, start=start)
+        made = choose(found, source.spec, target.spec, settings)
         return [each.target for each in made]
 
     assert targets(None) == [0, 1]

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from kvtransfer.errors import UnderdeterminedFit
 from kvtransfer.fitting.capture import Capture, First, Sample, capture
+from kvtransfer.fitting.choice import choose
 from kvtransfer.fitting.columns import Columns, Problem, problem
 from kvtransfer.fitting.features import KINDS, Features, gathered, rows_of
-from kvtransfer.fitting.layers import choose
 from kvtransfer.fitting.moments import Moments
 from kvtransfer.fitting.settings import FitSettings
 from kvtransfer.fitting.solvers import Ridge
@@ -135,7 +135,7 @@ def test_too_few_rows_are_too_few_whatever_some_count_for() -> None:
 def test_strengths_are_chosen_for_what_is_solved() -> None:
     found, _, _ = leaning(alike=True)
 
-    (choice,) = choose(found, SOURCE, TARGET, layers=2, strength=1e-4, first=256)
+    (choice,) = choose(found, SOURCE, TARGET, FitSettings(layers=2, strength=1e-4))
 
     chosen = problem(found, Columns.of(found, SOURCE, TARGET), "keys", choice.sources, 0, first=256)
     assert choice.r2_keys == pytest.approx(chosen.score(Ridge(1e-4).solve(chosen.fit)))

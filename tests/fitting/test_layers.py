@@ -7,16 +7,14 @@ from sklearn.metrics import r2_score
 from torch import Tensor
 
 from kvtransfer.fitting.capture import Capture, Sample
+from kvtransfer.fitting.choice import STRENGTHS, Choice, best_strength, choose
 from kvtransfer.fitting.columns import Columns, problem
 from kvtransfer.fitting.layers import (
-    STRENGTHS,
-    Choice,
-    best_strength,
-    choose,
     needed_rows,
     rank_layers,
 )
 from kvtransfer.fitting.moments import Moments
+from kvtransfer.fitting.settings import FitSettings
 from kvtransfer.fitting.solvers import Ridge
 from kvtransfer.geometry.spec import LayerSpec, ModelSpec
 
@@ -94,7 +92,7 @@ def test_where_head_counts_differ_every_head_is_read_from_all_heads() -> None:
 def test_the_layers_that_made_the_target_are_chosen(
     layers: int | str, expected: list[tuple[int, ...]] | None
 ) -> None:
-    found = sources(list(choose(taken(), SOURCE, TARGET, layers=layers)))  # type: ignore[arg-type]
+    found = sources(list(choose(taken(), SOURCE, TARGET, FitSettings(layers=layers))))  # type: ignore[arg-type]
 
     if expected is None:
         assert found[0] == (2,) or 2 in found[0]
@@ -104,7 +102,7 @@ def test_the_layers_that_made_the_target_are_chosen(
 
 
 def test_two_layers_are_found_where_two_are_needed() -> None:
-    first, second = choose(taken(), SOURCE, TARGET, layers=2)
+    first, second = choose(taken(), SOURCE, TARGET, FitSettings(layers=2))
 
     assert 2 in first.sources
     assert second.sources == (1, 4)
@@ -121,7 +119,7 @@ def test_the_chosen_strength_is_the_best_of_the_grid_on_held_out_rows() -> None:
 
 
 def test_a_given_strength_is_taken() -> None:
-    for choice in choose(taken(), SOURCE, TARGET, layers=1, strength=0.25):
+    for choice in choose(taken(), SOURCE, TARGET, FitSettings(layers=1, strength=0.25)):
         assert choice.strength_keys == choice.strength_values == 0.25
 
 

@@ -15,7 +15,8 @@ from kvtransfer.fitting.fit import capture_texts, fit
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.moments import Moments
 from kvtransfer.fitting.network import Mlp
-from kvtransfer.fitting.neural import NetworkSettings, Trained, normed, r2, train, wide
+from kvtransfer.fitting.network_settings import NetworkSettings
+from kvtransfer.fitting.neural import Trained, normed, r2, train, wide
 from kvtransfer.fitting.report import FitReport
 from kvtransfer.fitting.rows import LIMIT, Rows, Units, gather, require_room, units_of
 from kvtransfer.fitting.settings import FitSettings

@@ -20,7 +20,7 @@ from kvtransfer.fitting.chunks import chunks
 from kvtransfer.fitting.diagnose import diagnose
 from kvtransfer.fitting.fit import fit
 from kvtransfer.fitting.mapping import KVMapping
-from kvtransfer.fitting.neural import NetworkSettings
+from kvtransfer.fitting.network_settings import NetworkSettings
 from kvtransfer.fitting.probe import probe
 from kvtransfer.fitting.refine import refine
 from kvtransfer.fitting.refine_settings import RefineSettings
