@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kvtransfer.geometry.cache import KVCache
     from kvtransfer.geometry.spec import ModelSpec
     from kvtransfer.guides.guide import read_guides
+    from kvtransfer.guides.pack import GuidePack
     from kvtransfer.hf.adopt import adopt
     from kvtransfer.hf.check import check
     from kvtransfer.hf.graft import grafted
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 HOMES = {
     "FitSettings": "fitting.settings",
+    "GuidePack": "guides.pack",
     "KVCache": "geometry.cache",
     "KVMapping": "fitting.mapping",
     "KVTransferError": "errors",
@@ -59,6 +61,7 @@ HOMES = {
 
 __all__ = [
     "FitSettings",
+    "GuidePack",
     "KVCache",
     "KVMapping",
     "KVTransferError",
