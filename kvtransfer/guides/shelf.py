@@ -11,6 +11,7 @@ who saves is interrupted.
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -120,10 +121,15 @@ def tensors_of(folder: Path, entry: Entry) -> dict[str, Tensor]:
 def refuse_foreign(folder: Path) -> None:
     """Raise ArtifactError if the folder holds something else than a pack, or what a first save
     left of one when it was interrupted."""
-    ours = {artifact.CONFIG, artifact.CARD, GUIDES, LOCK}
+    guides = folder / GUIDES
+    foreign = [path for path in guides.iterdir() if not _is_ours(path)] if guides.is_dir() else []
+    if foreign:
+        raise ArtifactError(
+            f"{foreign[0]} is no guide of a pack", hint="name a new or empty folder"
+        )
     if folder.is_dir() and {path.name for path in folder.iterdir()} <= {GUIDES, LOCK}:
         return
-    artifact.refuse_foreign(folder, files=ours)
+    artifact.refuse_foreign(folder, files=(artifact.CONFIG, artifact.CARD, GUIDES, LOCK))
     if (folder / artifact.CONFIG).exists():
         try:
             artifact.read_config(folder, kind=KIND, readable=READABLE)
@@ -196,8 +202,13 @@ def _sweep(folder: Path, keep: set[str]) -> None:
     """Remove what no pack refers to, and what interrupted saves left."""
     wanted = {_file(folder / GUIDES, each) for each in keep}
     for path in (folder / GUIDES).iterdir():
-        if path not in wanted:
+        if path not in wanted and _is_ours(path):
             path.unlink()
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file has a name that we give: of a guide, or before it is one."""
+    return re.fullmatch(r"[0-9a-f]{64}\.safetensors|\.[0-9a-f]{32}", path.name) is not None
 
 
 def _file(guides: Path, sha256: str) -> Path:
