@@ -137,3 +137,17 @@ def generate(
             document = {"guide": name, "prompt": prompt, "text": "".join(pieces)}
             sys.stdout.write(json.dumps(document, ensure_ascii=False))
         sys.stdout.write("\n")
+
+
+@app.command()
+def export(
+    pack: Folder,
+    name: Annotated[str, typer.Argument(help="The guide to export.")],
+    out: Out,
+) -> None:
+    """Write a guide as an adapter of peft's CARTRIDGE kind."""
+    with foreseen():
+        from kvtransfer.guides.cartridge import export_cartridge
+        from kvtransfer.guides.pack import GuidePack
+
+        export_cartridge(GuidePack.from_pretrained(pack)[name], out)
