@@ -151,6 +151,9 @@ class KVMapping:
             keys_are="content",
             model=self.target.identity,
             note="; ".join(filter(None, (cache.note, *self.notes))) or None,
+            approximate="; ".join(
+                filter(None, (cache.approximate, f"mapped from {self.source.name}"))
+            ),
         )
         return made.rotated(self.rotate(cache.positions))
 
