@@ -17,7 +17,7 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(slots=True)
 class Curve:
-    """Per arm and metric, one number an item. ``own`` is the best arm, ``worst`` the plain reuse."""
+    """Per arm and metric, one number an item; ``own`` is the best arm, ``worst`` plain reuse."""
 
     worst: str
     items: dict[str, dict[str, list[float]]] = field(default_factory=dict)

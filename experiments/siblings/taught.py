@@ -7,12 +7,12 @@ adapter's recipe.
 """
 
 import json
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoTokenizer
 
 from experiments.siblings import lora, telegram
 from experiments.siblings.openings import START
@@ -30,7 +30,11 @@ def taught(dtype: str) -> LanguageModel:
     """The sibling; merged in double width, so that every dtype rounds the same weights."""
     base = load("smollm2-135m", dtype="float32")
     lora.merge(base.module, load_file(ADAPTER / "adapter.safetensors"))
-    return wrap(base.module.to(getattr(torch, dtype)), base.tokenizer, name="smollm2-telegram")
+    return wrap(
+        base.module.to(getattr(torch, dtype)),
+        base.tokenizer,
+        replace(base.spec, name="smollm2-telegram"),
+    )
 
 
 def quality(model: LanguageModel) -> dict[str, float]:

@@ -75,7 +75,7 @@ def recompute(
     begun = first_layers(model, ids, cache, after=after, last=layers - 1)
     index = worst(deviation(begun, cache, layers=layers), count, after=after)
     made = reread(model, ids, begun, index, right=layers)
-    return replace(made, approximate=_remark(cache, count))
+    return replace(made, approximate=_remark(cache, count, of=doubtful))
 
 
 def deviation(right: KVCache, cache: KVCache, *, layers: int) -> Float[Tensor, "b t"]:
@@ -104,9 +104,7 @@ def deviation(right: KVCache, cache: KVCache, *, layers: int) -> Float[Tensor, "
     return total
 
 
-def worst(
-    deviations: Float[Tensor, "b t"], count: int, *, after: int = 0
-) -> Int[Tensor, "b c"]:
+def worst(deviations: Float[Tensor, "b t"], count: int, *, after: int = 0) -> Int[Tensor, "b c"]:
     """Each row's ``count`` tokens that deviate most, in the order in which they stand.
 
     The first ``after`` tokens are passed over.
@@ -115,8 +113,8 @@ def worst(
     return chosen.sort(dim=1).values
 
 
-def _remark(cache: KVCache, count: int) -> str | None:
+def _remark(cache: KVCache, count: int, *, of: int) -> str | None:
     """What a repaired cache says of itself; one that was exact before is exact still."""
-    if cache.approximate is None or count == cache.tokens:
+    if cache.approximate is None or count == of:
         return None
-    return f"{cache.approximate}; {count} of {cache.tokens} tokens recomputed"
+    return f"{cache.approximate}; {count} of {of} tokens recomputed"

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
@@ -56,6 +56,7 @@ def reread(
         UnsupportedModel: its attention cannot be given such a mask, or does not keep to it.
     """
     check_readable(model, ids, cache)
+    _require_no_mask_of_its_own(model)
     index = index.to(model.device)
     mixed = _Mixed(cache, index)
     positions = cache.positions.to(model.device)
@@ -232,6 +233,20 @@ def _masks_of(
         del ALL_MASK_ATTENTION_FUNCTIONS[name]  # the local entry; the library's own shows again
         if ALL_MASK_ATTENTION_FUNCTIONS.get(name) is not inner:
             ALL_MASK_ATTENTION_FUNCTIONS[name] = inner  # a user's
+
+
+def _require_no_mask_of_its_own(model: LanguageModel) -> None:
+    """Raise UnsupportedModel for layers that keep a table of who sees whom, as GPT-Neo's do.
+
+    They cut a mask out of it for queries that stand last, whatever mask they are given.
+    """
+    for name, module in model.module.base_model.named_modules():
+        if not isinstance(module, nn.ModuleList):
+            continue
+        for part, table in module.named_buffers():
+            square = table.ndim >= 2 and table.shape[-1] == table.shape[-2]
+            if square and table.dtype == torch.bool:
+                raise _no_mask(model, f"{name}.{part} is a mask of its own")
 
 
 def _no_mask(model: LanguageModel, why: str) -> UnsupportedModel:
