@@ -122,7 +122,7 @@ class GroupProfile:
         )
 
 
-def profile(
+def profile_groups(
     source: LanguageModel,
     target: LanguageModel,
     items: Iterable[Int[Tensor, " t"]],

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from kvtransfer.errors import CacheLayoutError, IncompatibleModels, TextError
-from kvtransfer.guides.group_profile import profile
+from kvtransfer.guides.group_profile import profile_groups
 from kvtransfer.guides.reuse import Group, lend, recompute_group, reuse
 from kvtransfer.hf.model import LanguageModel, wrap
 from kvtransfer.hf.run import prefill, score
@@ -87,7 +87,7 @@ def test_the_group_is_the_targets_and_the_rest_the_siblings(
 def test_the_profile_finds_the_layer_that_differs(
     sibling: LanguageModel, target: LanguageModel
 ) -> None:
-    found = profile(sibling, target, ITEMS, prefix=32, share=0.5)
+    found = profile_groups(sibling, target, ITEMS, prefix=32, share=0.5)
 
     assert set(found.groups) == {Group(f, t) for f in range(4) for t in (f, f + 1) if t < 4}
     # Layer 3 reads what layer 2 made of its values: both of them, from the state before, are own.
@@ -103,7 +103,7 @@ def test_the_profile_finds_the_layer_that_differs(
 def test_each_group_of_a_profile_is_what_recomputing_it_gives(
     sibling: LanguageModel, target: LanguageModel
 ) -> None:
-    found = profile(sibling, target, ITEMS[:1], prefix=32, share=0.5)
+    found = profile_groups(sibling, target, ITEMS[:1], prefix=32, share=0.5)
     hidden, live = ITEMS[:1, :32], ITEMS[:1, 32:]
     own = score(target, live, prefill(target, hidden)).log_softmax(-1)
     for group, column in found.groups.items():
@@ -113,7 +113,7 @@ def test_each_group_of_a_profile_is_what_recomputing_it_gives(
 
 
 def test_a_profile_is_a_table_and_json(sibling: LanguageModel, target: LanguageModel) -> None:
-    found = profile(sibling, target, ITEMS, prefix=32, share=0.5)
+    found = profile_groups(sibling, target, ITEMS, prefix=32, share=0.5)
     console = Console(width=100, record=True, file=None, quiet=False)
     with console.capture() as shown:
         console.print(found)
@@ -127,7 +127,7 @@ def test_a_profile_is_a_table_and_json(sibling: LanguageModel, target: LanguageM
 
 
 def test_two_models_that_are_one_have_nothing_to_recompute(target: LanguageModel) -> None:
-    found = profile(target, target, ITEMS[:2], prefix=32, share=0.25)
+    found = profile_groups(target, target, ITEMS[:2], prefix=32, share=0.25)
 
     assert not found
     assert found.recovered(found.best) is None or found.reused.max() < 1e-6
@@ -157,11 +157,11 @@ def test_a_group_is_layers_in_order(group: tuple[int, int]) -> None:
 
 def test_bad_profiles_are_refused(sibling: LanguageModel, target: LanguageModel) -> None:
     with pytest.raises(TextError, match="40 tokens, of which 40"):
-        profile(sibling, target, ITEMS, prefix=40)
+        profile_groups(sibling, target, ITEMS, prefix=40)
     with pytest.raises(TextError, match="no text"):
-        profile(sibling, target, [], prefix=4)
+        profile_groups(sibling, target, [], prefix=4)
     for share in (0.1, 1.5):
         with pytest.raises(ValueError, match=f"a share of {share}"):
-            profile(sibling, target, ITEMS, prefix=4, share=share)
+            profile_groups(sibling, target, ITEMS, prefix=4, share=share)
     with pytest.raises(ValueError, match="no group of 3 layers"):
-        profile(sibling, target, ITEMS[:1], prefix=32, share=0.5).of_size(3)
+        profile_groups(sibling, target, ITEMS[:1], prefix=32, share=0.5).of_size(3)
