@@ -123,7 +123,7 @@ class EvalReport:
         if self.guides is not None:
             parts.append(_guide_table(self.guides))
             if self.guides.examples:
-                parts.append(_example_table(self.guides))
+                parts.append(_example_table(self.guides, without=self._repaired()))
         if points := self.curve():
             parts.append(curve_table(points))
         missing = (self.text.missing if self.text else {}) | (
@@ -166,7 +166,11 @@ class EvalReport:
 
     def _rivals(self, measured: Iterable[str]) -> list[str]:
         """The conditions that are other mappings."""
-        return sorted({*measured} - {*CONDITIONS, *map(condition_of, self.shares)})
+        return sorted({*measured} - {*CONDITIONS, *self._repaired()})
+
+    def _repaired(self) -> set[str]:
+        """The conditions whose tokens were partly read again."""
+        return {condition_of(share) for share in self.shares if share}
 
 
 def write_report(report: EvalReport, folder: Path) -> None:
@@ -243,8 +247,9 @@ def _compact(estimate: Estimate, form: str) -> str:
     return f"{text}\n{format(estimate.low, form)}–{format(estimate.high, form)}"
 
 
-def _example_table(result: GuideResult) -> Table:
-    names = [name for name in result.right if name not in CONTROLS or name == "none"]
+def _example_table(result: GuideResult, *, without: set[str]) -> Table:
+    left_out = {*CONTROLS, *without} - {"none"}
+    names = [name for name in result.right if name not in left_out]
     table = Table("question", "expected", *names, title="side by side")
     for example in result.examples[:EXAMPLES_SHOWN]:
         question = example.prompt.strip().splitlines()[0].removeprefix("Question:").strip()

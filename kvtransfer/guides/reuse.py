@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kvtransfer.errors import CacheLayoutError, IncompatibleModels
 from kvtransfer.geometry.cache import KVCache
+from kvtransfer.geometry.spec import same_tokens
 from kvtransfer.hf.fits import check_fits
 from kvtransfer.hf.group import ELSE, read_group
 from kvtransfer.hf.model import LanguageModel
@@ -60,8 +61,14 @@ def lend(
 
     Raises:
         CacheLayoutError: there is nothing to read, or the two are not shaped alike.
+        IncompatibleModels: they read other tokens, or states of another width.
         UnsupportedModel: the source's layers cannot be told apart.
     """
+    if not same_tokens(source.spec, target.spec):
+        raise IncompatibleModels(
+            f"{source.spec.name} reads other tokens than {target.spec.name}",
+            hint="siblings share a tokenizer; between other models, fit a mapping",
+        )
     read, states = prefill_with_states(source, ids, layers, otherwise=ELSE)
     cache = replace(
         read.to(dtype=target.dtype, device=target.device),

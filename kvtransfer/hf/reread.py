@@ -106,10 +106,12 @@ def first_layers(
     """
     require_layers(model, [last])
     check_readable(model, ids, cache)
+    if after == cache.tokens:
+        return cache
     held = UpTo(last)
-    for layer, (keys, values) in enumerate(cache.prefix(after)):
-        if after:
-            DynamicCache.update(held, keys, values, layer)
+    if after:
+        for layer, (keys, values) in enumerate([*cache.prefix(after)][: last + 1]):
+            DynamicCache.update(held, keys, values, layer)  # theirs, which does not end anything
     positions = cache.positions.to(model.device)
     with torch.no_grad(), suppress(Enough):
         call(

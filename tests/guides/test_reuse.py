@@ -138,6 +138,8 @@ def test_what_is_no_sibling_is_refused(
 ) -> None:
     with pytest.raises(CacheLayoutError, match="2 layers"):
         lend(tiny("llama", num_hidden_layers=2), target, IDS)
+    with pytest.raises(IncompatibleModels, match="reads other tokens"):
+        lend(replace(sibling, spec=replace(sibling.spec, tokenizer="another")), target, IDS)
     with pytest.raises(IncompatibleModels, match="96 numbers a token, and 64"):
         lend(tiny("llama", hidden_size=96), target, IDS, layers=(1,))
     with pytest.raises(CacheLayoutError, match="turned otherwise"):
