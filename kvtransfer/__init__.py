@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from kvtransfer.fitting.transfer import transfer
     from kvtransfer.geometry.cache import KVCache
     from kvtransfer.geometry.spec import ModelSpec
+    from kvtransfer.guides.group_profile import profile_groups
     from kvtransfer.guides.guide import read_guides
     from kvtransfer.guides.pack import GuidePack
+    from kvtransfer.guides.recompute import recompute
+    from kvtransfer.guides.reuse import reuse
     from kvtransfer.hf.adopt import adopt
     from kvtransfer.hf.check import check
     from kvtransfer.hf.graft import grafted
@@ -50,9 +53,12 @@ HOMES = {
     "load": "hf.model",
     "prefill": "hf.run",
     "probe": "fitting.probe",
+    "profile_groups": "guides.group_profile",
     "read_guides": "guides.guide",
+    "recompute": "guides.recompute",
     "refine": "fitting.refine",
     "relocate": "hf.relocate",
+    "reuse": "guides.reuse",
     "score": "hf.run",
     "transfer": "fitting.transfer",
     "wrap": "hf.model",
@@ -80,9 +86,12 @@ __all__ = [
     "load",
     "prefill",
     "probe",
+    "profile_groups",
     "read_guides",
+    "recompute",
     "refine",
     "relocate",
+    "reuse",
     "score",
     "transfer",
     "wrap",
