@@ -91,13 +91,7 @@ class LanguageModel:
 
         Models that were trained behind one are lost without it.
         """
-        whole, bare = (
-            self.tokenizer("a", add_special_tokens=special)["input_ids"]
-            for special in (True, False)
-        )
-        starts = range(len(whole) - len(bare) + 1)
-        before = next((i for i in starts if whole[i : i + len(bare)] == bare), 0)
-        return torch.tensor(whole[:before], dtype=torch.long)
+        return opening_of(self.tokenizer)
 
     def encode(self, text: str) -> Int[Tensor, " t"]:
         """The token ids of ``text``, with no special tokens added."""
@@ -108,6 +102,16 @@ class LanguageModel:
         """The text of ``ids``, special tokens left out."""
         tokens = ids if isinstance(ids, Tensor) else list(ids)
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def opening_of(tokenizer: PreTrainedTokenizerBase) -> Int[Tensor, " o"]:
+    """What a tokenizer puts before every text."""
+    whole, bare = (
+        tokenizer("a", add_special_tokens=special)["input_ids"] for special in (True, False)
+    )
+    starts = range(len(whole) - len(bare) + 1)
+    before = next((i for i in starts if whole[i : i + len(bare)] == bare), 0)
+    return torch.tensor(whole[:before], dtype=torch.long)
 
 
 def load(name: str, *, dtype: str | None = None, device: str = "cpu") -> LanguageModel:
