@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from kvtransfer.fitting.transfer import transfer
     from kvtransfer.geometry.cache import KVCache
     from kvtransfer.geometry.spec import ModelSpec
+    from kvtransfer.guides.chat import split_chat
     from kvtransfer.guides.guide import read_guides
+    from kvtransfer.guides.ladder import verify
+    from kvtransfer.guides.seam import split
     from kvtransfer.hf.adopt import adopt
     from kvtransfer.hf.check import check
     from kvtransfer.hf.graft import grafted
@@ -52,7 +55,10 @@ HOMES = {
     "refine": "fitting.refine",
     "relocate": "hf.relocate",
     "score": "hf.run",
+    "split": "guides.seam",
+    "split_chat": "guides.chat",
     "transfer": "fitting.transfer",
+    "verify": "guides.ladder",
     "wrap": "hf.model",
 }
 """Where each public name lives. They load on first use, so that importing the package is quick."""
@@ -81,7 +87,10 @@ __all__ = [
     "refine",
     "relocate",
     "score",
+    "split",
+    "split_chat",
     "transfer",
+    "verify",
     "wrap",
 ]
 
