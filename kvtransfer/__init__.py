@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kvtransfer.guides.chat import split_chat
     from kvtransfer.guides.guide import read_guides
     from kvtransfer.guides.ladder import verify
+    from kvtransfer.guides.pack import GuidePack
     from kvtransfer.guides.seam import split
     from kvtransfer.hf.adopt import adopt
     from kvtransfer.hf.check import check
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 HOMES = {
     "FitSettings": "fitting.settings",
+    "GuidePack": "guides.pack",
     "KVCache": "geometry.cache",
     "KVMapping": "fitting.mapping",
     "KVTransferError": "errors",
@@ -65,6 +67,7 @@ HOMES = {
 
 __all__ = [
     "FitSettings",
+    "GuidePack",
     "KVCache",
     "KVMapping",
     "KVTransferError",

@@ -46,7 +46,7 @@ def verify(
         if max_guides < 1:
             raise ValueError(f"--max-guides is a positive number, not {max_guides}")
         ways, names = _words(attention), _words(dtypes or "")
-        hidden = read_guides(guides or BUILTIN_GUIDES)[:max_guides]
+        hidden = read_guides(guides or BUILTIN_GUIDES, questions=False)[:max_guides]
         loaded = load(model, dtype=names[0] if names else None, device=device)
         steps = len(hidden) * tokens * len(ways) * max(len(names), 1)
         with bars(verify=steps) as advance:

@@ -6,8 +6,8 @@ text, drawn text.
 """
 
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,11 +15,12 @@ from jaxtyping import Int
 from torch import Tensor
 
 from kvtransfer.errors import TextError
-from kvtransfer.geometry.cache import KVCache
 from kvtransfer.guides.arms import Arm, CachedArm, RecomputingArm
 from kvtransfer.guides.climb import Comparison, climb, numbers
 from kvtransfer.guides.guide import Guide
 from kvtransfer.guides.ladder_report import Climb, LadderReport
+from kvtransfer.guides.pack import GuidePack
+from kvtransfer.guides.packed import PackedGuide
 from kvtransfer.guides.seam import Joint, split
 from kvtransfer.hf.fits import check_room, check_tables
 from kvtransfer.hf.model import DTYPES, LanguageModel
@@ -32,14 +33,6 @@ ATTENTION = ("eager", "sdpa")
 
 NO_PROMPT = "\n"
 """What follows a guide that comes without a question."""
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Restored:
-    """A guide as it came out of a saved pack."""
-
-    ids: Int[Tensor, " p"]
-    cache: KVCache
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -116,14 +109,13 @@ def verify(
         variant = in_dtype(model, name)
         for implementation in attention:
             with attending(variant, implementation):
-                restored = _restored(variant, prompts)
                 compared: list[Comparison] = []
-                for prompt, prefix in zip(prompts, restored, strict=True):
+                for prompt, packed in zip(prompts, restored(variant, prompts), strict=True):
                     compared += climb(
                         arms(
                             variant,
                             prompt,
-                            prefix,
+                            packed,
                             steps=spread(recompute, tokens),
                             tokens=tokens,
                             seeds=seeds,
@@ -155,7 +147,7 @@ def verify(
 def arms(
     model: LanguageModel,
     prompt: Prompt,
-    restored: Restored,
+    packed: PackedGuide,
     *,
     steps: Sequence[int],
     tokens: int,
@@ -171,7 +163,7 @@ def arms(
         "B": CachedArm.over(nothing[0], whole, uniform=uniform),
         "B2": CachedArm.over(nothing[1], hidden, live, uniform=uniform),
         "D": CachedArm.on(model, hidden, prefill(model, hidden[None]), live, uniform=uniform),
-        "P": CachedArm.on(model, restored.ids, restored.cache, live, uniform=uniform),
+        "P": CachedArm.on(model, packed.ids, packed.restore(model), live, uniform=uniform),
     }
 
 
@@ -182,24 +174,14 @@ def spread(count: int, tokens: int) -> list[int]:
     return sorted({round(i * (tokens - 1) / max(count - 1, 1)) for i in range(count)})
 
 
-def _restored(model: LanguageModel, prompts: Sequence[Prompt]) -> list[Restored]:
-    from safetensors.torch import load_file, save_file
-
-    found = []
+def restored(model: LanguageModel, prompts: Sequence[Prompt]) -> Iterator[PackedGuide]:
+    """The guides, out of a pack that was saved and opened again, one after another."""
+    made = GuidePack.build(model, [(each.name, each.joint.hidden_text) for each in prompts])
     with tempfile.TemporaryDirectory() as folder:
+        made.save_pretrained(Path(folder) / "pack")
+        opened = GuidePack.from_pretrained(Path(folder) / "pack")
         for prompt in prompts:
-            own = prefill(model, prompt.hidden[None])
-            tensors = {f"k{i}": k.contiguous() for i, k in enumerate(own.keys)}
-            tensors |= {f"v{i}": k.contiguous() for i, k in enumerate(own.values)}
-            save_file(tensors, Path(folder) / "x.safetensors")
-            back = load_file(Path(folder) / "x.safetensors")
-            cache = replace(
-                own,
-                keys=tuple(back[f"k{i}"].clone() for i in range(len(own))),
-                values=tuple(back[f"v{i}"].clone() for i in range(len(own))),
-            )
-            found.append(Restored(ids=prompt.hidden, cache=cache))
-    return found
+            yield opened[prompt.name]
 
 
 def _check_numbers(tokens: int, seeds: int, recompute: int, top_p: float) -> None:

@@ -216,8 +216,8 @@ class LadderReport:
             title=f"{climb.dtype}, {climb.attention} attention",
             caption=f"{len(self.guides)} guides, {self.tokens} tokens after each: one greedy run "
             f"and {self.seeds} drawn ones (top-p {self.top_p}). A looks at {self.recomputed} of "
-            f"{self.tokens} steps. Rounding: up to {shown(climb.noise.tolerance)} of a logit; a clear "
-            f"lead is more than twice that.",
+            f"{self.tokens} steps. Rounding: up to {shown(climb.noise.tolerance)} of a logit; a "
+            "clear lead is more than twice that.",
         )
         table.add_row(
             "owed", *("the same bits" if pair in OWED else "rounding apart" for pair in pairs),
