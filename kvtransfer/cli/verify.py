@@ -6,22 +6,27 @@ import typer
 
 from kvtransfer.cli.console import AsJson, Device, bars, foreseen, show
 
+BUILTIN = 3
+"""Builtin guides that are read unless more are asked for: each takes minutes with a real model."""
+
 
 def verify(
     model: Annotated[str, typer.Argument(help="Model that reads guides.")],
     guides: Annotated[
         str | None, typer.Option(help="Guide file (.jsonl); the builtin guides if not given.")
     ] = None,
-    max_guides: Annotated[int, typer.Option(help="Guides at most.")] = 10,
+    max_guides: Annotated[
+        int | None,
+        typer.Option(help="Guides at most; all of a file, 3 of the builtin ones if not given."),
+    ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens written after each guide.")] = 400,
     seeds: Annotated[int, typer.Option(help="Drawn runs beside the greedy one.")] = 4,
     attention: Annotated[
         str, typer.Option(help="Attention implementations, comma-separated.")
     ] = "eager,sdpa",
     dtypes: Annotated[
-        str | None,
-        typer.Option(help="Comma-separated, of float32, bfloat16, float16; the saved if not given"),
-    ] = None,
+        str, typer.Option(help="Of float32, bfloat16 and float16, comma-separated.")
+    ] = "float32,bfloat16",
     recompute: Annotated[
         int, typer.Option(help="Steps at which the whole sequence is read again, without a cache.")
     ] = 8,
@@ -43,12 +48,19 @@ def verify(
         from kvtransfer.hf.quiet import quiet
 
         quiet()
-        if max_guides < 1:
+        if max_guides is not None and max_guides < 1:
             raise ValueError(f"--max-guides is a positive number, not {max_guides}")
-        ways, names = _words(attention), _words(dtypes or "")
-        hidden = read_guides(guides or BUILTIN_GUIDES, questions=False)[:max_guides]
-        loaded = load(model, dtype=names[0] if names else None, device=device)
-        steps = len(hidden) * tokens * len(ways) * max(len(names), 1)
+        ways, names = _words(attention), _words(dtypes)
+        if not ways or not names:
+            raise ValueError(
+                "--attention and --dtypes name one each at least, such as sdpa, float32"
+            )
+        if guides is None:
+            hidden = read_guides(BUILTIN_GUIDES)[: max_guides or BUILTIN]
+        else:
+            hidden = read_guides(guides, questions=False)[:max_guides]
+        loaded = load(model, dtype=names[0], device=device)
+        steps = len(hidden) * tokens * len(ways) * len(names)
         with bars(verify=steps) as advance:
             report = climb(
                 loaded,
@@ -56,7 +68,7 @@ def verify(
                 tokens=tokens,
                 seeds=seeds,
                 attention=ways,
-                dtypes=names or None,
+                dtypes=names,
                 recompute=recompute,
                 top_p=top_p,
                 progress=lambda: advance("verify", 1),

@@ -7,6 +7,7 @@ text, drawn text.
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,10 +91,13 @@ def verify(
         SeamError: a guide and its question share no token boundary.
         CacheLayoutError: guide, question and tokens are more than the model has positions for, or
             its table changes on the way.
-        UnsupportedModel: it does not have an attention implementation.
+        UnsupportedModel: it does not have an attention implementation, or its logits are not
+            finite.
         DeviceError: there is no such dtype, or the device lacks it.
     """
     _check_numbers(tokens, seeds, recompute, top_p)
+    if not attention:
+        raise ValueError("no attention implementation: name one at least, such as sdpa")
     names = tuple(dtypes or (str(model.dtype).removeprefix("torch."),))
     if unknown := set(names) - DTYPES.keys():
         raise ValueError(f"no dtype {', '.join(sorted(unknown))}; there are {', '.join(DTYPES)}")
@@ -108,14 +112,14 @@ def verify(
     for name in names:
         variant = in_dtype(model, name)
         for implementation in attention:
-            with attending(variant, implementation):
+            with attending(variant, implementation), reopened(variant, prompts) as pack:
                 compared: list[Comparison] = []
-                for prompt, packed in zip(prompts, restored(variant, prompts), strict=True):
+                for prompt in prompts:
                     compared += climb(
                         arms(
                             variant,
                             prompt,
-                            packed,
+                            pack[prompt.name],
                             steps=spread(recompute, tokens),
                             tokens=tokens,
                             seeds=seeds,
@@ -174,14 +178,13 @@ def spread(count: int, tokens: int) -> list[int]:
     return sorted({round(i * (tokens - 1) / max(count - 1, 1)) for i in range(count)})
 
 
-def restored(model: LanguageModel, prompts: Sequence[Prompt]) -> Iterator[PackedGuide]:
-    """The guides, out of a pack that was saved and opened again, one after another."""
+@contextmanager
+def reopened(model: LanguageModel, prompts: Sequence[Prompt]) -> Iterator[GuidePack]:
+    """The prompts' guides, in a pack that was saved and opened again; the folder goes with it."""
     made = GuidePack.build(model, [(each.name, each.joint.hidden_text) for each in prompts])
     with tempfile.TemporaryDirectory() as folder:
         made.save_pretrained(Path(folder) / "pack")
-        opened = GuidePack.from_pretrained(Path(folder) / "pack")
-        for prompt in prompts:
-            yield opened[prompt.name]
+        yield GuidePack.from_pretrained(Path(folder) / "pack")
 
 
 def _check_numbers(tokens: int, seeds: int, recompute: int, top_p: float) -> None:

@@ -237,9 +237,9 @@ class LadderReport:
             table.add_row(
                 " – ".join(each.pair),
                 "greedy" if each.seed is None else f"seed {each.seed}",
-                each.guide,
+                Text(each.guide),
                 str(each.position),
-                " / ".join(repr(self.spelt[token]) for token in each.tokens),
+                Text(" / ".join(repr(self.spelt[token]) for token in each.tokens)),
                 "same" if each.same_best else "another",
                 f"{each.overlap} shared",
                 shown(each.difference),

@@ -21,7 +21,7 @@ RUNGS: tuple[Rung, ...] = ("token ids", "first logits", "same history", "greedy"
 
 Status = Literal["equal", "noise", "parted", "fault"]
 Cause = Literal[
-    "arithmetic", "tokenization", "positions", "mask", "contents", "decoding", "sampling"
+    "arithmetic", "tokenization", "positions", "mask", "contents", "decoding", "caching", "sampling"
 ]
 
 CAUSES: dict[Cause, str] = {
@@ -31,6 +31,7 @@ CAUSES: dict[Cause, str] = {
     "mask": "the attention mask: what goes in is the same, and attention sees other tokens of it",
     "contents": "cache contents: the cache holds other numbers than the model makes of the guide",
     "decoding": "cache positions or mask of what is written: the prompt's cache is right",
+    "caching": "cached decoding itself, with nothing split or saved: its positions or its mask",
     "sampling": "sampling: the same logits and another draw",
 }
 
@@ -198,6 +199,8 @@ def _status(
 
 def _cause(guides: Sequence[Comparison], owed: bool, noise: Noise) -> Cause:
     """What the caches say of the first guide whose caches say anything."""
+    if guides[0].pair == ("A", "B"):
+        return "caching"
     small = 0.0 if owed else CACHE_NOISE.get(noise.dtype, CACHE_NOISE_ROUNDED)
     causes = (each.gap.cause(small) for each in guides if each.gap is not None)
     return next((cause for cause in causes if cause is not None), "decoding")
