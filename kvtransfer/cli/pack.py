@@ -149,3 +149,17 @@ def generate(
             document = {"guide": name, "prompt": prompt, "seam_moved": moved, "text": text}
             sys.stdout.write(json.dumps(document, ensure_ascii=False))
         sys.stdout.write("\n")
+
+
+@app.command()
+def export(
+    pack: Folder,
+    name: Annotated[str, typer.Argument(help="The guide to export.")],
+    out: Out,
+) -> None:
+    """Write a guide as an adapter of peft's CARTRIDGE kind."""
+    with foreseen():
+        from kvtransfer.guides.cartridge import export_cartridge
+        from kvtransfer.guides.pack import GuidePack
+
+        export_cartridge(GuidePack.from_pretrained(pack)[name], out)
