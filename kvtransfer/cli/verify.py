@@ -27,6 +27,9 @@ def verify(
     dtypes: Annotated[
         str, typer.Option(help="Of float32, bfloat16 and float16, comma-separated.")
     ] = "float32,bfloat16",
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Guides as system messages, by the chat template.")
+    ] = False,
     recompute: Annotated[
         int, typer.Option(help="Steps at which the whole sequence is read again, without a cache.")
     ] = 8,
@@ -69,6 +72,7 @@ def verify(
                 seeds=seeds,
                 attention=ways,
                 dtypes=names,
+                chat=chat,
                 recompute=recompute,
                 top_p=top_p,
                 progress=lambda: advance("verify", 1),

@@ -59,9 +59,8 @@ class Graft:
             SeamError: no token ends between the two (strict), or anywhere in the guide.
             CacheLayoutError: together they are longer than the model's positions.
         """
-        opening = len(self.model.opening)
         joint = self.joined(prompt, seam=seam)
-        prefix = self.prefix.prefix(opening + len(joint.hidden))
+        prefix = self.prefix.prefix(self.prefix.tokens - joint.moved_tokens)
         tokens: list[int] = []
         told = ""
         for token in generate(self.model, joint.live, prefix, max_new_tokens=max_new_tokens):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kvtransfer.errors import TextError
 from kvtransfer.guides.arms import Arm, CachedArm, RecomputingArm
+from kvtransfer.guides.chat import split_chat
 from kvtransfer.guides.climb import Comparison, climb, numbers
 from kvtransfer.guides.guide import Guide
 from kvtransfer.guides.ladder_report import Climb, LadderReport
@@ -47,15 +48,17 @@ class Prompt:
     joint: Joint
 
     @classmethod
-    def of(cls, model: LanguageModel, guide: Guide) -> "Prompt":
+    def of(cls, model: LanguageModel, guide: Guide, *, chat: bool = False) -> "Prompt":
         """The guide with its first question; where no token ends between, the seam moves back.
 
         Raises:
-            SeamError: there is no place for a seam.
+            SeamError: there is no place for a seam; or, of a chat, the template does not keep the
+                guide as system message.
         """
         asked = guide.items[0].prompt if guide.items else NO_PROMPT
-        joint = split(model.tokenizer, guide.text, asked, seam="back-off")
-        hidden = torch.cat((model.opening, joint.hidden))
+        put = split_chat if chat else split
+        joint = put(model.tokenizer, guide.text, asked, seam="back-off")
+        hidden = model.opened(joint.hidden)
         return cls(name=guide.name, hidden=hidden, live=joint.live, joint=joint)
 
 
@@ -67,6 +70,7 @@ def verify(
     seeds: int = 4,
     attention: Sequence[str] = ATTENTION,
     dtypes: Sequence[str] | None = None,
+    chat: bool = False,
     recompute: int = 8,
     top_p: float = 0.95,
     progress: Callable[[], None] = lambda: None,
@@ -81,6 +85,7 @@ def verify(
         seeds: Drawn runs beside the greedy one: seeds 0 to seeds − 1.
         attention: Implementations, by transformers' names.
         dtypes: Names from DTYPES; that of ``model`` if not given.
+        chat: Put the guide as system message and the question as the user's, by the chat template.
         recompute: Steps at which the whole sequence is read again (arm A), spread over all of
             them. All steps show exactly where A parts; the time grows with their number.
         top_p: Share of all chance in the nucleus that is drawn from.
@@ -88,7 +93,8 @@ def verify(
 
     Raises:
         TextError: there are no guides, or two have one name.
-        SeamError: a guide and its question share no token boundary.
+        SeamError: a guide and its question share no token boundary; or the chat template does not
+            keep a guide as it is.
         CacheLayoutError: guide, question and tokens are more than the model has positions for, or
             its table changes on the way.
         UnsupportedModel: it does not have an attention implementation, or its logits are not
@@ -101,7 +107,7 @@ def verify(
     names = tuple(dtypes or (str(model.dtype).removeprefix("torch."),))
     if unknown := set(names) - DTYPES.keys():
         raise ValueError(f"no dtype {', '.join(sorted(unknown))}; there are {', '.join(DTYPES)}")
-    prompts = [Prompt.of(model, guide) for guide in guides]
+    prompts = [Prompt.of(model, guide, chat=chat) for guide in guides]
     if not prompts:
         raise TextError("there are no guides to verify with", hint="give at least one")
     for prompt in prompts:

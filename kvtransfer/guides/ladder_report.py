@@ -214,8 +214,8 @@ class LadderReport:
             "rung",
             *(f"{' – '.join(pair)}\n{DIFFER.get(pair, '')}" for pair in pairs),
             title=f"{climb.dtype}, {climb.attention} attention",
-            caption=f"{len(self.guides)} guides, {self.tokens} tokens after each: one greedy run "
-            f"and {self.seeds} drawn ones (top-p {self.top_p}). A looks at {self.recomputed} of "
+            caption=f"n = {len(self.guides)} guides, {self.tokens} tokens after each: one greedy "
+            f"run and {self.seeds} drawn ones (top-p {self.top_p}). A looks at {self.recomputed} of "
             f"{self.tokens} steps. Rounding: up to {shown(climb.noise.tolerance)} of a logit; a "
             "clear lead is more than twice that.",
         )

@@ -104,6 +104,12 @@ class LanguageModel:
         """
         return opening_of(self.tokenizer)
 
+    def opened(self, ids: Int[Tensor, " t"]) -> Int[Tensor, " u"]:
+        """``ids`` with the opening before them, unless they begin with it: templates write it."""
+        opening = self.opening
+        begun = torch.equal(ids[: len(opening)], opening)
+        return ids if begun else torch.cat((opening, ids))
+
     def encode(self, text: str) -> Int[Tensor, " t"]:
         """The token ids of ``text``, with no special tokens added."""
         ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]

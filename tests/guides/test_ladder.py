@@ -1,5 +1,6 @@
 """A model that is right climbs the ladder; a planted fault is found on its rung, by its cause."""
 
+import copy
 import io
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from tokenizers import processors
 from torch import Tensor
 
 from kvtransfer.errors import (
     CacheLayoutError,
     KVTransferError,
+    SeamError,
     TextError,
     UnsupportedModel,
 )
@@ -309,10 +312,38 @@ def test_an_opening_stands_before_every_guide(
     found = climbed(model)
 
     assert prompt.hidden[0] == 3
+    assert prompt.hidden[1] != 3
     assert not found.verdict.fault
     assert {each.tokens for each in found.comparisons} == {
         (len(prompt.hidden) + len(prompt.live),) * 2
     }
+
+
+def test_guides_are_system_messages_of_a_chat(
+    tiny: Callable[..., LanguageModel],
+) -> None:
+    """Also where the template writes the begin of sequence: it stands there once in every arm."""
+    model = tiny("llama", num_hidden_layers=2)
+    opener = copy.deepcopy(model.tokenizer)
+    end = int(opener.eos_token_id)
+    opener.bos_token = opener.eos_token
+    opener.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{opener.eos_token} $A", special_tokens=[(str(opener.eos_token), end)]
+    )
+    opener.chat_template = (
+        "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    spoken = replace(model, tokenizer=opener)
+
+    prompt = Prompt.of(spoken, GUIDE, chat=True)
+    report = verify(spoken, [GUIDE], tokens=4, seeds=1, recompute=1, attention=("sdpa",), chat=True)
+    with pytest.raises(SeamError, match="no chat template"):
+        verify(model, [GUIDE], tokens=4, chat=True)
+
+    assert torch.cat((prompt.hidden, prompt.live)).tolist().count(end) == 1
+    assert report, report.climbs[0].verdict
+    assert statuses(report.climbs[0], "D", "P")["token ids"] == "equal"
 
 
 # The whole of it ---------------------------------------------------------------------------------
