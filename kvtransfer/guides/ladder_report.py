@@ -215,8 +215,8 @@ class LadderReport:
             *(f"{' – '.join(pair)}\n{DIFFER.get(pair, '')}" for pair in pairs),
             title=f"{climb.dtype}, {climb.attention} attention",
             caption=f"n = {len(self.guides)} guides, {self.tokens} tokens after each: one greedy "
-            f"run and {self.seeds} drawn ones (top-p {self.top_p}). A looks at {self.recomputed} of "
-            f"{self.tokens} steps. Rounding: up to {shown(climb.noise.tolerance)} of a logit; a "
+            f"run and {self.seeds} drawn ones (top-p {self.top_p}). A looks at {self.recomputed} "
+            f"of {self.tokens} steps. Rounding: up to {shown(climb.noise.tolerance)} of a logit; a "
             "clear lead is more than twice that.",
         )
         table.add_row(
