@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from kvtransfer.fitting.transfer import transfer
     from kvtransfer.geometry.cache import KVCache
     from kvtransfer.geometry.spec import ModelSpec
+    from kvtransfer.guides.chat import split_chat
     from kvtransfer.guides.group_profile import profile_groups
     from kvtransfer.guides.guide import read_guides
+    from kvtransfer.guides.ladder import verify
     from kvtransfer.guides.pack import GuidePack
     from kvtransfer.guides.recompute import recompute
     from kvtransfer.guides.reuse import reuse
+    from kvtransfer.guides.seam import split
     from kvtransfer.hf.adopt import adopt
     from kvtransfer.hf.check import check
     from kvtransfer.hf.graft import grafted
@@ -60,7 +63,10 @@ HOMES = {
     "relocate": "hf.relocate",
     "reuse": "guides.reuse",
     "score": "hf.run",
+    "split": "guides.seam",
+    "split_chat": "guides.chat",
     "transfer": "fitting.transfer",
+    "verify": "guides.ladder",
     "wrap": "hf.model",
 }
 """Where each public name lives. They load on first use, so that importing the package is quick."""
@@ -93,7 +99,10 @@ __all__ = [
     "relocate",
     "reuse",
     "score",
+    "split",
+    "split_chat",
     "transfer",
+    "verify",
     "wrap",
 ]
 

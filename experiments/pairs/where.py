@@ -64,7 +64,7 @@ def main(source_name: str, target_name: str, mapping_name: str) -> None:
     mapping = KVMapping.from_pretrained(mapping_name)
     right: dict[str, list[float]] = {name: [] for name in GRAFTS}
     for guide in read_guides(BUILTIN_GUIDES)[:GUIDES]:
-        hidden = split(target.encode, guide.text, guide.items[0].prompt).hidden
+        hidden = split(target.tokenizer, guide.text, guide.items[0].prompt, seam="back-off").hidden
         own = prefill(target, hidden[None])
         mapped = mapping(prefill(source, hidden[None]))
         for name, graft in GRAFTS.items():

@@ -111,6 +111,13 @@ def generate(
     model: Annotated[
         str | None, typer.Option(help="The pack's model, where it lies elsewhere now.")
     ] = None,
+    seam: Annotated[
+        str,
+        typer.Option(
+            help="Where no token ends between guide and prompt: refuse (strict), or read the "
+            "guide's last tokens live (back-off)."
+        ),
+    ] = "strict",
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
     cast: Annotated[bool, typer.Option(help="Allow a model of another dtype.")] = False,
     device: Device = "cpu",
@@ -127,14 +134,19 @@ def generate(
         found = GuidePack.from_pretrained(pack)
         guide, made_by = found[name], found.maker.spec
         reader = load(model or made_by.name, dtype=dtype or made_by.dtype, device=device)
+        graft = guide.graft(reader, cast=cast)
+        moved = graft.joined(prompt, seam=seam).moved  # type: ignore[arg-type]  # looked at there
+        if moved is not None and not as_json:
+            print(f"note: {moved}", file=sys.stderr)
         pieces = []
-        for piece in guide.graft(reader, cast=cast).stream(prompt, max_new_tokens=max_new_tokens):
+        for piece in graft.stream(prompt, seam=seam, max_new_tokens=max_new_tokens):  # type: ignore[arg-type]
             pieces.append(piece)
             if not as_json:
                 sys.stdout.write(piece)
                 sys.stdout.flush()
         if as_json:
-            document = {"guide": name, "prompt": prompt, "text": "".join(pieces)}
+            text = "".join(pieces)
+            document = {"guide": name, "prompt": prompt, "seam_moved": moved, "text": text}
             sys.stdout.write(json.dumps(document, ensure_ascii=False))
         sys.stdout.write("\n")
 

@@ -79,7 +79,7 @@ def evaluate_guides(
     for guide in guides:
         prepared: dict[tuple[int, ...], dict[str, Arm]] = {}
         for item in guide.items:
-            hidden = split(pair.target.encode, guide.text, item.prompt).hidden
+            hidden = split(pair.target.tokenizer, guide.text, item.prompt, seam="back-off").hidden
             key = tuple(hidden.tolist())
             if key not in prepared:  # the seam, and with it the cache, is nearly always the same
                 begun = torch.cat((pair.target.opening, hidden))

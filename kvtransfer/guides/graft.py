@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from kvtransfer.geometry.cache import KVCache
-from kvtransfer.guides.seam import split
+from kvtransfer.guides.seam import Joint, Seam, split
 from kvtransfer.hf.graft import grafted
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.run import generate
@@ -44,19 +44,23 @@ class Graft:
     def __exit__(self, *raised: object) -> None:
         self._open.pop().close()
 
-    def stream(self, prompt: str, *, max_new_tokens: int = 128) -> Iterator[str]:
+    def joined(self, prompt: str, *, seam: Seam = "strict") -> Joint:
+        """The ids of guide and ``prompt``, tokenized at once; see :func:`guides.seam.split`."""
+        return split(self.model.tokenizer, self.text, prompt, seam=seam)
+
+    def stream(
+        self, prompt: str, *, seam: Seam = "strict", max_new_tokens: int = 128
+    ) -> Iterator[str]:
         """Yield greedy text after the guide and ``prompt``, piece by piece.
 
-        The joint text is tokenized at once. Where the guide's last tokens merge with the prompt's
-        first, the prefix is cut back to the last token that both have.
+        Where the seam moves back, so much of the prefix is left out, and its text is read live.
 
         Raises:
-            SeamError: the two share no leading token.
+            SeamError: no token ends between the two (strict), or anywhere in the guide.
             CacheLayoutError: together they are longer than the model's positions.
         """
-        opening = len(self.model.opening)
-        joint = split(self.model.encode, self.text, prompt)
-        prefix = self.prefix.prefix(opening + len(joint.hidden))
+        joint = self.joined(prompt, seam=seam)
+        prefix = self.prefix.prefix(self.prefix.tokens - joint.moved_tokens)
         tokens: list[int] = []
         told = ""
         for token in generate(self.model, joint.live, prefix, max_new_tokens=max_new_tokens):

@@ -54,7 +54,6 @@ def _encoded(
 ) -> Iterator[tuple[str, str, Int[Tensor, " t"]]]:
     """Names, texts and ids, all of them checked before the first is read."""
     seen: set[str] = set()
-    opening = model.opening
     for guide in guides:
         name, text = (guide.name, guide.text) if isinstance(guide, Guide) else guide
         if name in seen:
@@ -65,7 +64,7 @@ def _encoded(
             raise TextError(
                 f"the guide {name!r} has no tokens", hint="a prefix has at least one token"
             )
-        ids = torch.cat((opening, ids))
+        ids = model.opened(ids)
         if model.max_positions is not None and len(ids) >= model.max_positions:
             raise CacheLayoutError(
                 f"the guide {name!r} has {len(ids)} tokens, and {model.spec.name} reads at most "

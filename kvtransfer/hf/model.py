@@ -102,13 +102,13 @@ class LanguageModel:
 
         Models that were trained behind one are lost without it.
         """
-        whole, bare = (
-            self.tokenizer("a", add_special_tokens=special)["input_ids"]
-            for special in (True, False)
-        )
-        starts = range(len(whole) - len(bare) + 1)
-        before = next((i for i in starts if whole[i : i + len(bare)] == bare), 0)
-        return torch.tensor(whole[:before], dtype=torch.long)
+        return opening_of(self.tokenizer)
+
+    def opened(self, ids: Int[Tensor, " t"]) -> Int[Tensor, " u"]:
+        """``ids`` with the opening before them, unless they begin with it: templates write it."""
+        opening = self.opening
+        begun = torch.equal(ids[: len(opening)], opening)
+        return ids if begun else torch.cat((opening, ids))
 
     def encode(self, text: str) -> Int[Tensor, " t"]:
         """The token ids of ``text``, with no special tokens added."""
@@ -119,6 +119,16 @@ class LanguageModel:
         """The text of ``ids``, special tokens left out."""
         tokens = ids if isinstance(ids, Tensor) else list(ids)
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def opening_of(tokenizer: PreTrainedTokenizerBase) -> Int[Tensor, " o"]:
+    """What a tokenizer puts before every text."""
+    whole, bare = (
+        tokenizer("a", add_special_tokens=special)["input_ids"] for special in (True, False)
+    )
+    starts = range(len(whole) - len(bare) + 1)
+    before = next((i for i in starts if whole[i : i + len(bare)] == bare), 0)
+    return torch.tensor(whole[:before], dtype=torch.long)
 
 
 def load(name: str, *, dtype: str | None = None, device: str = "cpu") -> LanguageModel:

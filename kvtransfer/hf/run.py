@@ -82,7 +82,7 @@ def logits_on(
             hint="share one prefix among several prompts with cache.expand(n)",
         )
     check_padding(model, ids)
-    return _Reader.over(model, prefix)(ids)
+    return Reader.over(model, prefix)(ids)
 
 
 def generate(
@@ -103,7 +103,7 @@ def generate(
             hint="generate after one sequence at a time",
         )
     check_ids(model, ids[None])
-    read_on = _Reader.over(model, prefix)
+    read_on = Reader.over(model, prefix)
     stops = _end_tokens(model)
     step = ids[None]
     for _ in range(max_new_tokens):
@@ -116,7 +116,7 @@ def generate(
 
 
 @dataclass(slots=True)
-class _Reader:
+class Reader:
     """Reads tokens one stretch after another, on top of a prefix."""
 
     model: LanguageModel
@@ -126,14 +126,24 @@ class _Reader:
     """Of the next token."""
 
     @classmethod
-    def over(cls, model: LanguageModel, prefix: KVCache | None) -> "_Reader":
+    def over(cls, model: LanguageModel, prefix: KVCache | None) -> "Reader":
+        """One that has read ``prefix``, which stays as it is.
+
+        Raises:
+            CacheLayoutError, IncompatibleModels: it cannot be read by ``model``.
+        """
         if prefix is not None:
             check_fits(model, prefix)
         cache = DynamicCache() if prefix is None else write(prefix)
         return cls(model, prefix, cache, next_position(prefix))
 
-    def __call__(self, ids: Tensor, *, last: bool = False) -> Tensor:
-        """The logits after each of ``ids``, or after the last of them."""
+    def __call__(self, ids: Int[Tensor, "b s"], *, last: bool = False) -> Float[Tensor, "b _s v"]:
+        """The logits after each of ``ids``, or after the last of them alone.
+
+        Raises:
+            CacheLayoutError: there are none of them, or more than the model has positions for, or
+                its table changes at that length.
+        """
         model, length = self.model, ids.shape[1]
         if length == 0:
             raise CacheLayoutError(
@@ -144,21 +154,30 @@ class _Reader:
         check_room(model, end)
         check_tables(model, self.prefix, self.position, end)
         positions = torch.arange(self.position, end, device=model.device).expand(len(ids), -1)
-        # A mask of the whole length, always: without one, transformers takes positions that do not
-        # start at 0 for packed sequences, and cuts the prefix off.
-        mask = torch.ones(len(ids), self.cache.get_seq_length() + length, dtype=torch.long)
         output = call(
             model.module,
             ids.to(model.device),
             self.cache,
             positions,
-            mask.to(model.device),
+            self.mask(len(ids), length).to(model.device),
             logits_to_keep=1 if last else 0,
         )
         self.position = end
         logits = output.logits
         assert isinstance(logits, Tensor)  # transformers leaves it untyped
         return logits
+
+    def mask(self, rows: int, length: int) -> Int[Tensor, "b t"]:
+        """Of the whole length, always.
+
+        Without one, transformers takes positions that do not start at 0 for packed sequences, and
+        cuts the prefix off.
+        """
+        return torch.ones(rows, self.cache.get_seq_length() + length, dtype=torch.long)
+
+    def widen(self, rows: int) -> None:
+        """Go on with ``rows`` sequences that all begin with what has been read."""
+        self.cache.batch_repeat_interleave(rows)
 
 
 def _end_tokens(model: LanguageModel) -> frozenset[int]:

@@ -10,10 +10,14 @@ import torch
 from jaxtyping import Int
 from tokenizers import Encoding, Tokenizer
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from kvtransfer.errors import SeamError, UnsupportedModel
 from kvtransfer.geometry.align import Spans, align
 from kvtransfer.hf.model import LanguageModel
+
+TextTokenizer = PreTrainedTokenizerBase
+"""What cuts text into tokens, under a name for rooms that know no transformers."""
 
 SPACE = "▁"
 """How SentencePiece spells a space."""
@@ -23,39 +27,50 @@ BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
 def encode_spans(model: LanguageModel, text: str) -> tuple[Int[Tensor, " t"], Spans]:
-    """The ids of ``text``, as ``model.encode`` gives them, and the characters each stands for.
+    """As :func:`spans_of`, by the tokenizer of ``model``; the ids are those of ``model.encode``."""
+    return spans_of(model.tokenizer, text, name=model.spec.name)
+
+
+def spans_of(
+    tokenizer: TextTokenizer, text: str, *, name: str | None = None
+) -> tuple[Int[Tensor, " t"], Spans]:
+    """The ids of ``text``, no special tokens added, and the characters each stands for.
 
     Characters that the tokenizer drops go to the token after them, at the end of the text to the
     last; so the last token always ends where the text does.
+
+    Args:
+        tokenizer: A fast one.
+        text: To be cut into tokens.
+        name: Whose tokenizer it is, for errors.
 
     Raises:
         UnsupportedModel: the tokenizer does not say which characters its tokens stand for, or
             says so of other tokens each time.
         SeamError: the text holds characters, and the tokenizer makes no token of them.
     """
-    if not model.tokenizer.is_fast:
+    name = name or "this tokenizer"
+    if not tokenizer.is_fast:
         raise UnsupportedModel(
-            f"{type(model.tokenizer).__name__} of {model.spec.name} does not say which characters "
+            f"{type(tokenizer).__name__} of {name} does not say which characters "
             "its tokens stand for",
             hint="load a fast tokenizer (one with a tokenizer.json)",
         )
-    found: Any = model.tokenizer(
+    found: Any = tokenizer(
         text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
     )
     ids, offsets = found["input_ids"], found["offset_mapping"]
     if not _tiles(offsets, text):
-        encoding = _untrimmed(model.tokenizer.backend_tokenizer, text)
+        encoding = _untrimmed(tokenizer.backend_tokenizer, text)
         if encoding.ids != ids:
             raise UnsupportedModel(
-                f"the tokenizer of {model.spec.name} leaves characters out of its offsets, and "
+                f"the tokenizer of {name} leaves characters out of its offsets, and "
                 f"gives {len(ids)} tokens first, {len(encoding.ids)} without its last step",
                 hint="a tokenizer with dropout has no one answer: set its model's dropout to None",
             )
         offsets = encoding.offsets
     if text and not ids:
-        raise SeamError(
-            f"{model.spec.name} makes no token of {text[:20]!r}", hint="leave this text out"
-        )
+        raise SeamError(f"{name} makes no token of {text[:20]!r}", hint="leave this text out")
     by_character = _by_character(found.tokens(), offsets, text)
     spans = torch.tensor(by_character, dtype=torch.long).view(-1, 2)
     if len(spans):

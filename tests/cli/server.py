@@ -29,7 +29,8 @@ def run(asked: dict[str, Any]) -> int:
         sys.argv = ["kvtransfer", *asked["arguments"]]
         main()
     except SystemExit as stop:
-        status = stop.code if isinstance(stop.code, int) else 71
+        code = 0 if stop.code is None else stop.code  # as a shell sees it
+        status = code if isinstance(code, int) else 71
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
