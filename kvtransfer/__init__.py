@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kvtransfer.fitting.transfer import transfer
     from kvtransfer.geometry.cache import KVCache
     from kvtransfer.geometry.spec import ModelSpec
+    from kvtransfer.guides.concat import concat
     from kvtransfer.guides.guide import read_guides
     from kvtransfer.hf.adopt import adopt
     from kvtransfer.hf.check import check
@@ -39,6 +40,7 @@ HOMES = {
     "begin": "hf.start",
     "builtin": "fitting.texts",
     "check": "hf.check",
+    "concat": "guides.concat",
     "diagnose": "fitting.diagnose",
     "documents": "fitting.texts",
     "evaluate": "evaluation.evaluate",
@@ -68,6 +70,7 @@ __all__ = [
     "begin",
     "builtin",
     "check",
+    "concat",
     "diagnose",
     "documents",
     "evaluate",

@@ -192,7 +192,7 @@ class KVCache:
         self.require_unchanged()
         rotations = self.rotations
         if rotations is not None:
-            rotations = _once_each(rotations, lambda rotation: rotation.prefix(tokens))
+            rotations = once_each(rotations, lambda rotation: rotation.prefix(tokens))
         return replace(
             self,
             keys=tuple(block[:, :, :tokens] for block in self.keys),
@@ -253,7 +253,7 @@ class KVCache:
         self.require_unchanged()
         rotations = self.rotations
         if rotations is not None:
-            rotations = _once_each(rotations, lambda rotation: rotation.expand(batch))
+            rotations = once_each(rotations, lambda rotation: rotation.expand(batch))
         return replace(
             self,
             keys=tuple(block.expand(batch, -1, -1, -1) for block in self.keys),
@@ -271,7 +271,7 @@ class KVCache:
             return moved
         rotations = self.rotations
         if rotations is not None:
-            rotations = _once_each(rotations, lambda rotation: rotation.to(device))
+            rotations = once_each(rotations, lambda rotation: rotation.to(device))
         return replace(moved, positions=self.positions.to(device), rotations=rotations)
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> "KVCache":
@@ -289,7 +289,7 @@ def _times_written(block: Tensor) -> int:
     return 0 if block.is_inference() else block._version
 
 
-def _once_each(
+def once_each(
     rotations: tuple[Rotation | None, ...], fn: Callable[[Rotation], Rotation]
 ) -> tuple[Rotation | None, ...]:
     """Change each distinct table once: layers share them, and should go on sharing."""
