@@ -39,6 +39,9 @@ class KVCache:
     approximate: str | None = None
     """Why this is not exactly what the model would make of these tokens in that place; None where
     it is, as far as anybody has said."""
+    padding: Int[Tensor, " _b"] | None = None
+    """How many columns at the left of each row hold nothing, where rows of different lengths are
+    one batch (:func:`kvtransfer.geometry.join.stack`); None where none do."""
     _written: tuple[int, ...] = field(init=False, repr=False)
     """How often each block had been written to when this value was made."""
 
@@ -74,6 +77,15 @@ class KVCache:
                 f"positions of {self.positions.dtype} from {self.positions.min()} on",
                 hint="positions are whole numbers from 0 on",
             )
+        if self.padding is not None and (
+            self.padding.shape != (self.batch,)
+            or self.padding.is_floating_point()
+            or bool(((self.padding < 0) | (self.padding > self.tokens)).any())
+        ):
+            raise CacheLayoutError(
+                f"padding of {self.padding.tolist()} columns in {self.batch} rows of {self.tokens}",
+                hint="one whole number a row: make a padded batch with stack(caches)",
+            )
         if len(dtypes := {block.dtype for block in blocks}) > 1:
             raise CacheLayoutError(
                 f"blocks of several dtypes: {sorted(map(str, dtypes))}",
@@ -95,6 +107,7 @@ class KVCache:
         return (
             f"KVCache({len(self)} layers × {heads} heads × {tokens} tokens × {width}, "
             f"batch {batch}, {self.dtype}, {self.keys_are} keys"
+            f"{'' if self.padding is None else f', padded by {self.padding.tolist()}'}"
             f"{f', {self.note}' if self.note else ''}"
             f"{f', approximate: {self.approximate}' if self.approximate else ''})"
         )
@@ -118,6 +131,22 @@ class KVCache:
     def nbytes(self) -> int:
         """Bytes held by keys and values."""
         return sum(block.numel() * block.element_size() for block in (*self.keys, *self.values))
+
+    @property
+    def mask(self) -> Int[Tensor, "b t"]:
+        """The attention mask of these tokens: 0 for padding, 1 for all others."""
+        columns = torch.arange(self.tokens, device=self.positions.device).expand(self.batch, -1)
+        if self.padding is None:
+            return torch.ones_like(columns)
+        return (columns >= self.padding.to(columns)[:, None]).long()
+
+    def require_unpadded(self, purpose: str) -> None:
+        """Raise CacheLayoutError if rows of different lengths were stacked to this batch."""
+        if self.padding is not None:
+            raise CacheLayoutError(
+                f"rows padded by {self.padding.tolist()} columns cannot be {purpose} together",
+                hint="do it to each cache first, and stack(caches) last",
+            )
 
     def require_unchanged(self) -> None:
         """Raise CacheLayoutError if a block was written to in place since this value was made.
@@ -189,6 +218,8 @@ class KVCache:
                 f"a prefix of {tokens} tokens of a cache that holds {self.tokens}",
                 hint="a cache can only be cut shorter",
             )
+        if tokens < self.tokens:
+            self.require_unpadded("cut")
         self.require_unchanged()
         rotations = self.rotations
         if rotations is not None:
@@ -218,6 +249,7 @@ class KVCache:
                 "cached keys are turned to the positions they have, and cannot stand at others",
                 hint="call content() first",
             )
+        self.require_unpadded("taken from")
         if len(index) != self.batch or bool(((index < 0) | (index >= self.tokens)).any()):
             numbers = f"{int(index.min())} to {int(index.max())}" if index.numel() else "none"
             raise CacheLayoutError(
@@ -260,6 +292,7 @@ class KVCache:
             values=tuple(block.expand(batch, -1, -1, -1) for block in self.values),
             positions=self.positions.expand(batch, -1),
             rotations=rotations,
+            padding=None if self.padding is None else self.padding.expand(batch),
         )
 
     def to(
@@ -272,7 +305,12 @@ class KVCache:
         rotations = self.rotations
         if rotations is not None:
             rotations = once_each(rotations, lambda rotation: rotation.to(device))
-        return replace(moved, positions=self.positions.to(device), rotations=rotations)
+        return replace(
+            moved,
+            positions=self.positions.to(device),
+            rotations=rotations,
+            padding=None if self.padding is None else self.padding.to(device),
+        )
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> "KVCache":
         """Apply ``fn``, which keeps batch and length, to every block, keys and values alike."""

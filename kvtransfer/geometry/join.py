@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kvtransfer.errors import CacheLayoutError
 from kvtransfer.geometry.cache import KVCache, once_each
@@ -24,6 +25,7 @@ def one_after_another(pieces: Sequence[KVCache]) -> KVCache:
     """
     first = _alike(pieces, "piece")
     for number, piece in enumerate(pieces, 1):
+        piece.require_unpadded("put one after another")
         if piece.batch != first.batch:
             raise CacheLayoutError(
                 f"piece 1 is of batch {first.batch}, piece {number} of batch {piece.batch}",
@@ -38,9 +40,69 @@ def one_after_another(pieces: Sequence[KVCache]) -> KVCache:
     )
 
 
+def stack(caches: Sequence[KVCache]) -> KVCache:
+    """The rows of all caches as one batch: different prefixes for different prompts.
+
+    Shorter ones are padded at the left, with columns that hold nothing. ``score`` and ``grafted``
+    hide those, and number the live tokens of each row from where its own prefix ends; ``mask`` of
+    the result is the prefix's part of an attention mask. Beams and several answers need a row each:
+    ``stack([one.expand(3), other.expand(3)])``.
+
+    Raises:
+        CacheLayoutError: there is none, or they differ in model, layers, heads, widths, dtype,
+            device or kind of keys.
+    """
+    first = _alike(caches, "cache")
+    length = max(cache.tokens for cache in caches)
+    padding = torch.cat([length - cache.mask.sum(dim=1) for cache in caches])
+    turned = next((cache.rotations for cache in caches if cache.tokens), first.rotations)
+    wide = [_padded(cache, length - cache.tokens, turned) for cache in caches]
+    reasons = [cache.approximate for cache in caches]
+    if len(set(reasons)) > 1:
+        reasons = [each and f"cache {number}: {each}" for number, each in enumerate(reasons, 1)]
+    return replace(
+        first,
+        keys=_joined([cache.keys for cache in wide], dim=0),
+        values=_joined([cache.values for cache in wide], dim=0),
+        positions=torch.cat([cache.positions for cache in wide]),
+        rotations=_joined_rotations([cache.rotations for cache in wide], dim=0),
+        padding=padding if bool(padding.any()) else None,
+        approximate="; ".join(dict.fromkeys(filter(None, reasons))) or None,
+        note=", ".join(dict.fromkeys(cache.note for cache in caches if cache.note)) or None,
+    )
+
+
+def _padded(cache: KVCache, columns: int, like: Rotations | None) -> KVCache:
+    """Empty columns at the left, at position 0, turned as ``like`` would turn them."""
+    if columns == 0:
+        return cache
+    rotations = cache.rotations
+    if rotations is not None and like is not None:
+        still = once_each(like, lambda table: _still(table, columns, rows=cache.batch))
+        rotations = _joined_rotations([still, rotations], dim=1)
+    return replace(
+        cache,
+        keys=tuple(pad(block, (0, 0, columns, 0)) for block in cache.keys),
+        values=tuple(pad(block, (0, 0, columns, 0)) for block in cache.values),
+        positions=pad(cache.positions, (columns, 0)),
+        rotations=rotations,
+        padding=None,
+    )
+
+
+def _still(table: Rotation, columns: int, *, rows: int) -> Rotation:
+    """The table of position 0: no turn, but the stretch of any other position."""
+    size = rows, columns, table.cos.shape[2]
+    if table.cos.shape[1] == 0:  # nobody has any tokens
+        return replace(table, cos=table.cos.new_ones(size), sin=table.sin.new_zeros(size))
+    stretch = (table.cos[:1, -1:].square() + table.sin[:1, -1:].square()).sqrt()
+    return replace(table, cos=stretch.expand(size), sin=table.sin.new_zeros(size))
+
+
 def behind(cache: KVCache, tokens: int) -> KVCache:
     """The cache without its first ``tokens`` tokens, behind which the others were read."""
     cache.require_unchanged()
+    cache.require_unpadded("cut")
     return replace(
         cache,
         keys=tuple(block[:, :, tokens:] for block in cache.keys),

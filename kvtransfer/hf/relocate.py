@@ -47,6 +47,7 @@ def _moved(
     model: LanguageModel, cache: KVCache, start: int, obstacles: Callable[..., Iterator[str]]
 ) -> KVCache:
     check_fits(model, cache)
+    cache.require_unpadded("moved")
     if cache.tokens == 0:
         return cache
     shift = start - int(cache.positions.min())

@@ -18,9 +18,9 @@ from kvtransfer.hf.fits import (
     check_padding,
     check_room,
     check_tables,
-    next_position,
 )
 from kvtransfer.hf.model import LanguageModel
+from kvtransfer.hf.rows import check_columns, check_live, check_one_table, next_positions, span
 
 
 def prefill(model: LanguageModel, ids: Int[Tensor, "b t"]) -> KVCache:
@@ -56,33 +56,54 @@ def read_at(
 
 
 def score(
-    model: LanguageModel, ids: Int[Tensor, "b s"], prefix: KVCache | None = None
+    model: LanguageModel,
+    ids: Int[Tensor, "b s"],
+    prefix: KVCache | None = None,
+    *,
+    mask: Int[Tensor, "b s"] | None = None,
 ) -> Float[Tensor, "b s v"]:
     """Next-token logits after each of ``ids``, read on top of ``prefix``.
 
     The prefix stays as it is, and may be used again.
 
+    Args:
+        model: Reads.
+        ids: Live tokens, a row a prompt.
+        prefix: As many rows: one prefix for all (``cache.expand(n)``), or different ones
+            (``stack(caches)``).
+        mask: Over the live tokens: 0 for padding at the left of shorter prompts. What is returned
+            there means nothing.
+
     Raises:
-        CacheLayoutError: there is nothing to read, the prefix is shaped for another model, or its
-            keys were turned by another table than the model has for the whole length.
+        CacheLayoutError: there is nothing to read, the prefix is shaped for another model, its
+            keys were turned by another table than the model has for the whole length, or rows are
+            padded where the model's attention counts padding as tokens.
         IncompatibleModels: the prefix belongs to another model, or does not say to which.
     """
     with torch.no_grad():
-        return logits_on(model, ids, prefix)
+        return logits_on(model, ids, prefix, mask=mask)
 
 
 def logits_on(
-    model: LanguageModel, ids: Int[Tensor, "b s"], prefix: KVCache | None = None
+    model: LanguageModel,
+    ids: Int[Tensor, "b s"],
+    prefix: KVCache | None = None,
+    *,
+    mask: Int[Tensor, "b s"] | None = None,
 ) -> Float[Tensor, "b s v"]:
     """As :func:`score`, and differentiable in the prefix's keys and values."""
     check_ids(model, ids)
     if prefix is not None and prefix.batch != len(ids):
         raise CacheLayoutError(
             f"a prefix of batch {prefix.batch} under live tokens of batch {len(ids)}",
-            hint="share one prefix among several prompts with cache.expand(n)",
+            hint="share one prefix among several prompts with cache.expand(n), or give each its "
+            "own with stack(caches)",
         )
-    check_padding(model, ids)
-    return _Reader.over(model, prefix)(ids)
+    if mask is None:
+        check_padding(model, ids)
+    else:
+        check_live(ids, mask)
+    return _Reader.over(model, prefix, rows=len(ids))(ids, mask)
 
 
 def generate(
@@ -103,7 +124,7 @@ def generate(
             hint="generate after one sequence at a time",
         )
     check_ids(model, ids[None])
-    read_on = _Reader.over(model, prefix)
+    read_on = _Reader.over(model, prefix, rows=1)
     stops = _end_tokens(model)
     step = ids[None]
     for _ in range(max_new_tokens):
@@ -122,40 +143,48 @@ class _Reader:
     model: LanguageModel
     prefix: KVCache | None
     cache: DynamicCache
-    position: int
-    """Of the next token."""
+    seen: Int[Tensor, "b t"]
+    """Which columns of the cache are tokens."""
+    next: Int[Tensor, " b"]
+    """The position of each row's next token."""
 
     @classmethod
-    def over(cls, model: LanguageModel, prefix: KVCache | None) -> "_Reader":
+    def over(cls, model: LanguageModel, prefix: KVCache | None, *, rows: int) -> "_Reader":
         if prefix is not None:
             check_fits(model, prefix)
-        cache = DynamicCache() if prefix is None else write(prefix)
-        return cls(model, prefix, cache, next_position(prefix))
+        cache = DynamicCache() if prefix is None else write(prefix, masked=True)
+        seen = torch.ones(rows, 0, dtype=torch.long) if prefix is None else prefix.mask
+        starts = next_positions(prefix, rows)
+        return cls(model, prefix, cache, seen.to(model.device), starts.to(model.device))
 
-    def __call__(self, ids: Tensor, *, last: bool = False) -> Tensor:
-        """The logits after each of ``ids``, or after the last of them."""
-        model, length = self.model, ids.shape[1]
-        if length == 0:
+    def __call__(self, ids: Tensor, live: Tensor | None = None, *, last: bool = False) -> Tensor:
+        """The logits after each of ``ids``, or after the last of them; ``live`` is their mask."""
+        model = self.model
+        if ids.shape[1] == 0:
             raise CacheLayoutError(
                 "there are no live tokens after the prefix, and a cache holds no logits",
                 hint="keep the last prompt token out of the prefix",
             )
-        end = self.position + length
+        ids = ids.to(model.device)
+        live = torch.ones_like(ids) if live is None else live.to(ids)
+        ends = self.next + live.sum(dim=1)
+        start, end = span(self.next, ends)
         check_room(model, end)
-        check_tables(model, self.prefix, self.position, end)
-        positions = torch.arange(self.position, end, device=model.device).expand(len(ids), -1)
+        check_tables(model, self.prefix, start, end)
+        check_one_table(model, ends)
         # A mask of the whole length, always: without one, transformers takes positions that do not
         # start at 0 for packed sequences, and cuts the prefix off.
-        mask = torch.ones(len(ids), self.cache.get_seq_length() + length, dtype=torch.long)
+        mask = torch.cat((self.seen, live), dim=1)
+        check_columns(model, mask)
         output = call(
             model.module,
-            ids.to(model.device),
+            ids,
             self.cache,
-            positions,
-            mask.to(model.device),
+            (self.next[:, None] + live.cumsum(dim=1) - 1).clamp_min(0),  # padding stands anywhere
+            mask,
             logits_to_keep=1 if last else 0,
         )
-        self.position = end
+        self.seen, self.next = mask, ends
         logits = output.logits
         assert isinstance(logits, Tensor)  # transformers leaves it untyped
         return logits
