@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kvtransfer.geometry.spec import ModelSpec
     from kvtransfer.guides.concat import concat
     from kvtransfer.guides.guide import read_guides
+    from kvtransfer.guides.pack import GuidePack
     from kvtransfer.hf.adopt import adopt
     from kvtransfer.hf.check import check
     from kvtransfer.hf.graft import grafted
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 HOMES = {
     "FitSettings": "fitting.settings",
+    "GuidePack": "guides.pack",
     "KVCache": "geometry.cache",
     "KVMapping": "fitting.mapping",
     "KVTransferError": "errors",
@@ -61,6 +63,7 @@ HOMES = {
 
 __all__ = [
     "FitSettings",
+    "GuidePack",
     "KVCache",
     "KVMapping",
     "KVTransferError",

@@ -8,7 +8,7 @@ README.md            a card that a person can read
 import hashlib
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,26 +45,46 @@ def save(
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as name:
             fresh = Path(name) / "fresh"
             fresh.mkdir()
-            save_file({k: v.contiguous() for k, v in tensors.items()}, fresh / TENSORS)
             (fresh / CARD).write_text(card, encoding="utf-8")
-            head = {"format": FORMAT, "kind": kind, "sha256": _sha256(fresh / TENSORS)}
+            write_tensors(fresh / TENSORS, tensors)
+            head = {"format": FORMAT, "kind": kind, "sha256": checksum(fresh / TENSORS)}
             (fresh / CONFIG).write_text(to_json(head | dict(config)), encoding="utf-8")
             if folder.exists():
                 folder.rename(Path(name) / "old")
             fresh.rename(folder)
     except OSError as error:
-        raise ArtifactError(
-            f"{folder} cannot be written: {error.strerror or error}",
-            hint="choose another --out, or make room",
-        ) from error
+        raise unwritable(folder, error) from error
 
 
-def refuse_foreign(folder: Path) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """One safetensors file, which whoever may read new files may read.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path.touch()
+    mode = path.stat().st_mode
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    except SafetensorError as error:  # its own kind, also for a full disk
+        raise OSError(str(error)) from error
+    path.chmod(mode)  # it writes files that only their owner may read
+
+
+def unwritable(folder: Path, error: OSError) -> ArtifactError:
+    """What to raise where an artifact could not be written."""
+    return ArtifactError(
+        f"{folder} cannot be written: {error.strerror or error}",
+        hint="choose another --out, or make room",
+    )
+
+
+def refuse_foreign(folder: Path, *, files: Collection[str] = (CONFIG, TENSORS, CARD)) -> None:
     """Raise ArtifactError if saving to ``folder`` would destroy something we did not write."""
     if folder.is_file():
         raise ArtifactError(f"{folder} is a file", hint="name a folder to write to")
     held = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if held and (held - {CONFIG, TENSORS, CARD} or not _is_ours(folder / CONFIG)):
+    if held and (held - set(files) or not _is_ours(folder / CONFIG)):
         raise ArtifactError(
             f"{folder} exists and holds something else than a kvtransfer artifact",
             hint="name a new or empty folder",
@@ -85,10 +105,7 @@ def load(folder: Path, *, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]
     try:
         tensors = load_file(path)
     except SafetensorError as error:
-        raise ArtifactError(
-            f"{path} is truncated or no safetensors file ({path.stat().st_size} bytes): {error}",
-            hint="copy or make it again",
-        ) from error
+        raise truncated(path, error) from error
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             bad = int((~torch.isfinite(tensor)).sum())
@@ -96,23 +113,49 @@ def load(folder: Path, *, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]
                 f"{path}: {name} holds {bad} numbers that are NaN or infinite",
                 hint="make the artifact again; a fit on finite caches gives finite maps",
             )
-    if (found := _sha256(path)) != config["sha256"]:
-        raise ArtifactError(
-            f"{path} has checksum {found[:12]}, its config.json says {str(config['sha256'])[:12]}",
-            hint="the file changed after it was written; copy or make it again",
-        )
+    if (found := checksum(path)) != config["sha256"]:
+        raise changed(path, found, config["sha256"])
     return config, tensors
 
 
-def read_config(folder: Path, *, kind: str) -> dict[str, Any]:
-    """The config alone, with format and kind checked; raises ArtifactError as :func:`load`."""
+def truncated(path: Path, error: SafetensorError) -> ArtifactError:
+    """What to raise for a file that safetensors cannot open."""
+    return ArtifactError(
+        f"{path} is truncated or no safetensors file ({path.stat().st_size} bytes): {error}",
+        hint="copy or make it again",
+    )
+
+
+def changed(path: Path, found: str, expected: object) -> ArtifactError:
+    """What to raise for a file that is not what was written."""
+    return ArtifactError(
+        f"{path} has checksum {found[:12]}, its config.json says {str(expected)[:12]}",
+        hint="the file changed after it was written; copy or make it again",
+    )
+
+
+def read_config(
+    folder: Path,
+    *,
+    kind: str,
+    readable: Collection[int] = READABLE,
+    maker: str = "kvtransfer fit … --out DIR",
+) -> dict[str, Any]:
+    """The config alone, with format and kind checked; raises ArtifactError as :func:`load`.
+
+    Args:
+        folder: Of the artifact.
+        kind: That is expected.
+        readable: Formats that can be read.
+        maker: The command that writes one.
+    """
     path = folder / CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ArtifactError(
             f"{folder} holds no {kind.replace('_', ' ')}: it has no {CONFIG}",
-            hint="check the path; `kvtransfer fit … --out DIR` writes one",
+            hint=f"check the path; `{maker}` writes one",
         ) from error
     except (OSError, ValueError) as error:
         raise ArtifactError(
@@ -124,10 +167,9 @@ def read_config(folder: Path, *, kind: str) -> dict[str, Any]:
             hint="copy or make the artifact again",
         )
     require(config, ("format", "kind", "sha256"), path)
-    if config["format"] not in READABLE:
+    if config["kind"] == kind and config["format"] not in readable:
         raise ArtifactError(
-            f"{path} is in format {config['format']!r}; this version reads formats "
-            f"{', '.join(map(str, READABLE[:-1]))} and {READABLE[-1]}",
+            f"{path} is in format {config['format']!r}; this version reads {_formats(readable)}",
             hint="use the version of kvtransfer that wrote it, or make it again",
         )
     if config["kind"] != kind:
@@ -147,6 +189,11 @@ def require(config: Mapping[str, Any], fields: tuple[str, ...], where: Path) -> 
         )
 
 
+def _formats(readable: Collection[int]) -> str:
+    *most, last = map(str, sorted(readable))
+    return f"formats {', '.join(most)} and {last}" if most else f"format {last}"
+
+
 def _is_ours(config: Path) -> bool:
     """Whether an artifact of ours lies here: a model folder has a config.json, too."""
     try:
@@ -156,9 +203,7 @@ def _is_ours(config: Path) -> bool:
     return isinstance(found, dict) and {"format", "kind", "sha256"} <= found.keys()
 
 
-def _sha256(path: Path) -> str:
+def checksum(path: Path) -> str:
+    """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-__all__ = ["FORMAT", "load", "read_config", "refuse_foreign", "require", "save"]

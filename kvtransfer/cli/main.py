@@ -5,7 +5,7 @@ from typing import cast
 
 import typer
 
-from kvtransfer.cli import check, demo, diagnose, evaluate, fit, probe
+from kvtransfer.cli import check, demo, diagnose, evaluate, fit, pack, probe
 from kvtransfer.cli.console import say
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app.command("fit")(fit.fit)
 app.command("eval")(evaluate.evaluate)
 app.command("diagnose")(diagnose.diagnose)
 app.command("probe")(probe.probe)
+app.add_typer(pack.app, name="pack")
 app.command("demo")(demo.demo)
 
 

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
@@ -92,7 +91,7 @@ def fit_captured(
         features=settings.features,
         start=settings.start,
         rotate=target.rotary,
-        target_config=_config(target),
+        target_config=target.config,
         settings={
             "solver": settings.solver,
             "tokens": captured.fit.rows,
@@ -193,9 +192,3 @@ def _of_rank(most: LowRank, posed: Problem, rank: int) -> LowRank:
     """The leading directions only; those of a reduced-rank fit come in ascending order."""
     down, up = most.down[:, -rank:], most.up[-rank:]
     return LowRank(down.contiguous(), up.contiguous(), through_means(down @ up, posed.fit).bias)
-
-
-def _config(model: LanguageModel) -> dict[str, Any]:
-    """The model's config, without the place on this machine that it was loaded from."""
-    described: dict[str, Any] = model.module.config.to_dict()
-    return {name: value for name, value in described.items() if name != "_name_or_path"}

@@ -54,10 +54,11 @@ class Guide:
     items: tuple[Item, ...]
 
 
-def read_guides(path: str | Path) -> tuple[Guide, ...]:
+def read_guides(path: str | Path, *, questions: bool = True) -> tuple[Guide, ...]:
     """Read a guide file: one JSON object a line, with ``guide`` and ``items``.
 
     Each item has a ``prompt``, and either ``choices`` with the index ``answer``, or ``expect``.
+    Where no ``questions`` are to be asked, guides need no items.
 
     Raises:
         TextError: the file is missing or empty, or a line is broken; the line is named.
@@ -73,7 +74,7 @@ def read_guides(path: str | Path) -> tuple[Guide, ...]:
             f"{path} cannot be read as UTF-8 text: {error}", hint="give a .jsonl file in UTF-8"
         ) from error
     guides = tuple(
-        _guide(line, f"{path}, line {number}", number)
+        _guide(line, f"{path}, line {number}", number, questions=questions)
         for number, line in enumerate(lines, 1)
         if line.strip()
     )
@@ -82,15 +83,15 @@ def read_guides(path: str | Path) -> tuple[Guide, ...]:
     return guides
 
 
-def _guide(line: str, where: str, number: int) -> Guide:
+def _guide(line: str, where: str, number: int, *, questions: bool) -> Guide:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         raise TextError(f"{where} is not JSON: {error.msg}", hint=f"such as {EXAMPLE}") from error
     if not isinstance(row, Mapping):
         raise TextError(f"{where} holds a {type(row).__name__}", hint=f"such as {EXAMPLE}")
-    items = row.get("items")
-    if not isinstance(items, list) or not items:
+    items = row.get("items", None if questions else [])
+    if not isinstance(items, list) or (questions and not items):
         raise TextError(f"{where} has no list of 'items'", hint=f"such as {EXAMPLE}")
     return Guide(
         name=str(row.get("name") or f"guide-{number}"),

@@ -68,6 +68,17 @@ class LanguageModel:
         return dtype
 
     @property
+    def config(self) -> dict[str, Any]:
+        """Its transformers config as plain data, without the place that it was loaded from."""
+        described: dict[str, Any] = self.module.config.to_dict()
+        return {name: value for name, value in described.items() if name != "_name_or_path"}
+
+    @property
+    def revision(self) -> str | None:
+        """The commit on the hub that it was loaded from, where it was."""
+        return getattr(self.module.config, "_commit_hash", None)
+
+    @property
     def max_positions(self) -> int | None:
         """Positions that its config allows; None where it sets no limit.
 

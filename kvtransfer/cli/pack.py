@@ -1,0 +1,139 @@
+"""kvtransfer pack build|show|transfer|generate"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvtransfer.cli.console import AsJson, Device, Dtype, bars, foreseen, show
+
+app = typer.Typer(
+    help="Guide packs: prefixes that are prepared once, and restored without a forward pass.",
+    no_args_is_help=True,
+)
+
+Folder = Annotated[str, typer.Argument(help="Folder of a pack, or its id on the hub.")]
+Out = Annotated[Path, typer.Option(help="Folder to write; a pack that is there is replaced.")]
+
+
+@app.command()
+def build(
+    model: Annotated[str, typer.Argument(help="Model that reads the guides, and can read them.")],
+    guides: Annotated[
+        Path,
+        typer.Argument(help='JSON lines: {"name": "…", "guide": "…"}; other fields are left.'),
+    ],
+    out: Out,
+    device: Device = "cpu",
+    dtype: Dtype = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a model read every guide once, and keep its caches."""
+    with foreseen():
+        from kvtransfer.guides import shelf
+        from kvtransfer.guides.guide import read_guides
+        from kvtransfer.guides.pack import GuidePack
+        from kvtransfer.hf.model import load
+        from kvtransfer.hf.quiet import quiet
+
+        quiet()
+        texts = read_guides(guides, questions=False)
+        shelf.refuse_foreign(out)  # before the model reads, not after
+        with bars(read=len(texts)) as advance:
+            made = GuidePack.build(
+                load(model, dtype=dtype, device=device),
+                texts,
+                progress=lambda tokens: advance("read", 1),
+            )
+        made.save_pretrained(out)
+        show(made, made.to_json() if as_json else None)
+
+
+@app.command("show")
+def show_(pack: Folder, as_json: AsJson = False) -> None:
+    """List the guides of a pack, and how each was made."""
+    with foreseen():
+        from kvtransfer.guides.pack import GuidePack
+
+        found = GuidePack.from_pretrained(pack)
+        show(found, found.to_json() if as_json else None)
+
+
+@app.command()
+def transfer(
+    pack: Folder,
+    mapping: Annotated[
+        str, typer.Option(help="Folder of a mapping, or the name of one that ships.")
+    ],
+    out: Out,
+    target: Annotated[
+        str | None,
+        typer.Option(help="The mapping's target; needed where the mapping starts with its layers."),
+    ] = None,
+    device: Device = "cpu",
+    dtype: Dtype = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a pack of one model into a pack for another, through a mapping.
+
+    Neither model reads the guides.
+    """
+    with foreseen():
+        from kvtransfer.fitting.mapping import KVMapping
+        from kvtransfer.guides import shelf
+        from kvtransfer.guides.pack import GuidePack
+        from kvtransfer.hf.model import load
+        from kvtransfer.hf.quiet import quiet
+
+        quiet()
+        shelf.refuse_foreign(out)
+        found = GuidePack.from_pretrained(pack)
+        fitted = KVMapping.from_pretrained(mapping)
+        reader = None if target is None else load(target, dtype=dtype, device=device)
+        with bars(map=len(found)) as advance:
+            made = found.transferred(
+                fitted,
+                target=reader,
+                dtype=dtype,
+                progress=lambda tokens: advance("map", 1),
+            )
+        made.save_pretrained(out)
+        show(made, made.to_json() if as_json else None)
+
+
+@app.command()
+def generate(
+    pack: Folder,
+    name: Annotated[str, typer.Argument(help="The guide to stand under the prompt.")],
+    prompt: Annotated[str, typer.Option(help="What is said after the guide.")],
+    model: Annotated[
+        str | None, typer.Option(help="The pack's model, where it lies elsewhere now.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    cast: Annotated[bool, typer.Option(help="Allow a model of another dtype.")] = False,
+    device: Device = "cpu",
+    dtype: Dtype = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write on after a guide and a prompt, greedily; the guide is restored, not read."""
+    with foreseen():
+        from kvtransfer.guides.pack import GuidePack
+        from kvtransfer.hf.model import load
+        from kvtransfer.hf.quiet import quiet
+
+        quiet()
+        found = GuidePack.from_pretrained(pack)
+        guide, made_by = found[name], found.maker.spec
+        reader = load(model or made_by.name, dtype=dtype or made_by.dtype, device=device)
+        pieces = []
+        for piece in guide.graft(reader, cast=cast).stream(prompt, max_new_tokens=max_new_tokens):
+            pieces.append(piece)
+            if not as_json:
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+        if as_json:
+            document = {"guide": name, "prompt": prompt, "text": "".join(pieces)}
+            sys.stdout.write(json.dumps(document, ensure_ascii=False))
+        sys.stdout.write("\n")

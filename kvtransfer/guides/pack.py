@@ -1,0 +1,347 @@
+"""Guides that were prepared once, by name: restored without a forward pass of any of them."""
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from rich.table import Table
+from torch import Tensor
+
+from kvtransfer.errors import ArtifactError, CacheLayoutError, IncompatibleModels, TextError
+from kvtransfer.fitting.mapping import KVMapping
+from kvtransfer.fitting.transfer import mapped
+from kvtransfer.guides import shelf
+from kvtransfer.guides.guide import Guide
+from kvtransfer.guides.maker import Maker
+from kvtransfer.guides.packed import PackedGuide, Prepared, described, whole
+from kvtransfer.hf.fits import check_finite
+from kvtransfer.hf.model import DTYPES, LanguageModel
+from kvtransfer.hf.repository import snapshot, upload
+from kvtransfer.hf.run import prefill
+from kvtransfer.report import Provenance, to_json
+
+Progress = Callable[[int], None]
+"""Told the number of tokens after each guide."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class GuidePack:
+    """Guides and their caches, and the identity of the model that can read them.
+
+    >>> pack = GuidePack.build(model, [("harbour", "The tide comes in twice a day, …")])
+    >>> pack.save_pretrained("pack")
+    >>> prefix = GuidePack.from_pretrained("pack")["harbour"].restore(model)
+    """
+
+    maker: Maker
+    guides: Mapping[str, PackedGuide]
+    provenance: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> PackedGuide:
+        """The guide of that name.
+
+        Raises:
+            ArtifactError: there is none.
+        """
+        if name not in self.guides:
+            held = ", ".join(self.guides) or "none at all"
+            raise ArtifactError(f"this pack has no guide {name!r}", hint=f"it holds {held}")
+        return self.guides[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.guides)
+
+    def __len__(self) -> int:
+        return len(self.guides)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.guides
+
+    def __repr__(self) -> str:
+        return f"GuidePack({len(self)} guides for {self.maker.spec.name}, {self.maker.spec.dtype})"
+
+    @classmethod
+    def build(
+        cls,
+        model: LanguageModel,
+        guides: Iterable[Guide | tuple[str, str]],
+        *,
+        progress: Progress = lambda tokens: None,
+    ) -> "GuidePack":
+        """Read every guide once, from position 0, with the tokenizer's opening before it.
+
+        Args:
+            model: Reads them, and can read the pack.
+            guides: Guides, or pairs of a name and a text.
+            progress: Told the number of tokens after each guide.
+
+        Raises:
+            TextError: there are none, two have one name, or one has no tokens.
+            CacheLayoutError: one is longer than the model's positions.
+        """
+        encoded = list(_encoded(model, guides))
+        maker = Maker.of(model)
+        made = {}
+        for name, text, ids in encoded:
+            cache = prefill(model, ids[None])
+            check_finite(cache)
+            prepared = whole(ids, cache)
+            made[name] = PackedGuide.of(
+                name,
+                text,
+                tokens=len(ids),
+                made={"how": "own"},
+                maker=maker,
+                read=partial(_given, prepared),
+            )
+            progress(len(ids))
+        return cls(maker=maker, guides=made, provenance=Provenance.here(seed=0).to_dict())
+
+    def transferred(
+        self,
+        mapping: KVMapping,
+        *,
+        target: LanguageModel | None = None,
+        dtype: str | None = None,
+        progress: Progress = lambda tokens: None,
+    ) -> "GuidePack":
+        """The same guides for the mapping's target; neither model reads them.
+
+        Args:
+            mapping: From the model of this pack.
+            target: The model that the mapping goes to; needed only where the mapping starts with
+                layers of it.
+            dtype: That the pack is to be read in, where no ``target`` says it; None for the one
+                that the mapping was fitted in.
+            progress: Told the number of tokens after each guide.
+
+        Raises:
+            IncompatibleModels: the mapping is from another model, to another one than ``target``,
+                or needs it.
+            CacheLayoutError: the target cuts text into other tokens.
+        """
+        if mapping.start is not None and target is None:
+            raise IncompatibleModels(
+                f"this mapping starts with {mapping.start} layers of {mapping.target.name}, which "
+                "have to be run",
+                hint="give the model (--target), or a mapping without a start",
+            )
+        if target is not None:
+            mapping.check_ends(self.maker.spec, target.spec)
+        maker = (
+            Maker(
+                spec=replace(mapping.target, dtype=dtype or mapping.target.dtype),
+                config=mapping.target_config,
+            )
+            if target is None
+            else Maker.of(target)
+        )
+        how = {
+            "how": "mapped",
+            "source": self.maker.spec.name,
+            "source_identity": self.maker.spec.identity,
+            "mapping": dict(mapping.settings),
+            "mapping_notes": list(mapping.notes),
+        }
+        made = {}
+        for name, guide in self.guides.items():
+            cache, ids = guide.plain(), guide.ids
+            if target is None:
+                wide = cache.to(dtype=torch.float32)  # as maps are computed
+                crossed = mapping(wide).to(dtype=DTYPES[maker.spec.dtype])
+            else:
+                crossed = mapped(mapping, cache, target, ids[None])
+            check_finite(crossed)
+            made[name] = PackedGuide.of(
+                name,
+                guide.text,
+                tokens=guide.tokens,
+                made=how,
+                maker=maker,
+                read=partial(_given, whole(ids, crossed)),
+            )
+            progress(guide.tokens)
+        return GuidePack(maker=maker, guides=made, provenance=Provenance.here(seed=0).to_dict())
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the pack as a folder, replacing a pack that was there in one step.
+
+        Raises:
+            ArtifactError: the place cannot be written, or holds something that is no pack.
+        """
+        head = {"model": self.maker.to_dict(), "provenance": dict(self.provenance)}
+        guides = (
+            (
+                {
+                    "name": guide.name,
+                    "text": guide.text,
+                    "tokens": guide.tokens,
+                    "made": dict(guide.made),
+                },
+                guide.prepared.tensors(),
+            )
+            for guide in self.guides.values()
+        )
+        shelf.save(Path(folder).expanduser(), head, guides, self._card)
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, *, revision: str | None = None) -> "GuidePack":
+        """Open a pack in a folder or on the hub. A guide's numbers are read when they are needed.
+
+        Args:
+            name: A folder, or the id of a repository on the hub.
+            revision: Of the repository.
+
+        Raises:
+            ArtifactError: it is missing, malformed, or of another format.
+        """
+        folder = Path(name).expanduser()
+        if not folder.is_dir():
+            folder = snapshot(str(name), revision=revision, what="guide pack")
+        config = shelf.load(folder)
+        maker = Maker.from_dict(config["model"])
+
+        def read(entry: shelf.Entry) -> Prepared:
+            return Prepared.of(shelf.tensors_of(folder, entry), maker)
+
+        guides = {
+            entry["name"]: PackedGuide.of(
+                entry["name"],
+                entry["text"],
+                tokens=entry["tokens"],
+                made=entry["made"],
+                maker=maker,
+                read=partial(read, entry),
+            )
+            for entry in config["guides"]
+        }
+        return cls(maker=maker, guides=guides, provenance=config["provenance"])
+
+    def push_to_hub(self, name: str, *, private: bool = False, token: str | None = None) -> str:
+        """Upload the pack to a repository on the hub, which is made where there is none.
+
+        Returns:
+            The address of the commit.
+
+        Raises:
+            ArtifactError: the hub cannot be reached, or refuses.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            return upload(Path(folder), name, private=private, token=token, ignore=(shelf.LOCK,))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON shape that scripts rely on."""
+        maker = self.maker
+        return {
+            "model": {
+                "name": maker.spec.name,
+                "fingerprint": maker.spec.identity,
+                "revision": maker.revision,
+                "tokenizer": maker.spec.tokenizer,
+                "dtype": maker.spec.dtype,
+                "layers": len(maker.spec.layers),
+                "positions": maker.spec.positions,
+                "transformers": maker.transformers,
+            },
+            "guides": [
+                {
+                    "name": guide.name,
+                    "tokens": guide.tokens,
+                    "bytes": guide.nbytes,
+                    "made": dict(guide.made),
+                    "text": guide.text,
+                }
+                for guide in self.guides.values()
+            ],
+            "provenance": dict(self.provenance),
+        }
+
+    def to_json(self) -> str:
+        """Stable text: two packs can be diffed."""
+        return to_json(self.to_dict())
+
+    def __rich__(self) -> Table:
+        spec = self.maker.spec
+        table = Table(
+            "guide",
+            "tokens",
+            "MB",
+            "made",
+            "begins",
+            title=f"{len(self)} guides for {spec.name} ({spec.dtype}, {spec.identity})",
+        )
+        for guide in self.guides.values():
+            begins = " ".join(guide.text.split())
+            table.add_row(
+                guide.name,
+                str(guide.tokens),
+                f"{guide.nbytes / 1e6:.1f}",
+                guide.described,
+                begins if len(begins) <= BEGINNING else begins[: BEGINNING - 1] + "…",
+            )
+        return table
+
+    def _card(self, entries: list[shelf.Entry]) -> str:
+        spec = self.maker.spec
+        rows = "\n".join(
+            f"| {_cell(entry['name'])} | {entry['tokens']} | {described(entry['made'], spec.name)} |"
+            for entry in entries
+        )
+        return (
+            f"# Guide pack for {spec.name}\n\n"
+            f"The KV caches of {len(entries)} texts, for {spec.name} (weights and settings "
+            f"{spec.identity}, {spec.dtype}) and for no other model. Made by kvtransfer.\n\n"
+            f"| guide | tokens | made |\n|---|---|---|\n{rows}\n\n"
+            "```python\n"
+            "from kvtransfer import GuidePack, load\n\n"
+            f'model = load("{spec.name}", dtype="{spec.dtype}")\n'
+            'prefix = GuidePack.from_pretrained("…")["…"].restore(model)  # no forward pass\n'
+            "```\n"
+        )
+
+
+BEGINNING = 40
+"""Letters of a guide that are shown."""
+
+
+def _encoded(
+    model: LanguageModel, guides: Iterable[Guide | tuple[str, str]]
+) -> Iterator[tuple[str, str, Int[Tensor, " t"]]]:
+    """Names, texts and ids, all of them checked before the first is read."""
+    seen: set[str] = set()
+    opening = model.opening
+    for guide in guides:
+        name, text = (guide.name, guide.text) if isinstance(guide, Guide) else guide
+        if name in seen:
+            raise TextError(f"two guides are called {name!r}", hint="names are told apart by them")
+        seen.add(name)
+        ids = model.encode(text)
+        if not len(ids):
+            raise TextError(
+                f"the guide {name!r} has no tokens", hint="a prefix has at least one token"
+            )
+        ids = torch.cat((opening, ids))
+        if model.max_positions is not None and len(ids) >= model.max_positions:
+            raise CacheLayoutError(
+                f"the guide {name!r} has {len(ids)} tokens, and {model.spec.name} reads at most "
+                f"{model.max_positions}, a live one after it included",
+                hint="shorten the guide",
+            )
+        yield name, text, ids
+    if not seen:
+        raise TextError("there are no guides", hint="give at least one")
+
+
+def _given(prepared: Prepared) -> Prepared:
+    return prepared
+
+
+def _cell(text: str) -> str:
+    """A name inside a table of markdown."""
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,179 @@
+"""One guide that was prepared once: its tokens, and the cache of them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache as once
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from kvtransfer.errors import ArtifactError
+from kvtransfer.geometry.cache import KVCache
+from kvtransfer.guides.graft import Graft
+from kvtransfer.guides.maker import Maker
+from kvtransfer.hf.fits import check_shapes
+from kvtransfer.hf.model import DTYPES, LanguageModel
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Prepared:
+    """What was prepared: the ids, and keys and values of each."""
+
+    ids: Int[Tensor, " t"]
+    cache: KVCache
+    """Of one sequence, with cached keys and no tables."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As they are saved."""
+        named = {"ids": self.ids, "positions": self.cache.positions[0]}
+        for layer, (keys, values) in enumerate(self.cache):
+            named |= {f"keys.{layer}": keys, f"values.{layer}": values}
+        return named
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], maker: Maker) -> "Prepared":
+        """The inverse of :meth:`tensors`.
+
+        Raises:
+            ArtifactError: one is missing, or of another shape or dtype than the model's.
+        """
+        try:
+            layers = range(len(maker.spec.layers))
+            ids, positions = tensors["ids"], tensors["positions"]
+            keys, values = (
+                tuple(tensors[f"{kind}.{layer}"] for layer in layers) for kind in ("keys", "values")
+            )
+            if ids.shape != positions.shape or ids.is_floating_point():
+                raise ValueError(f"{tuple(ids.shape)} ids at {tuple(positions.shape)} positions")
+            held = KVCache(keys=keys, values=values, positions=positions[None], keys_are="cached")
+            check_shapes(maker.spec, held)
+            if held.dtype != DTYPES[maker.spec.dtype]:
+                raise ValueError(f"{held.dtype}, where config.json says {maker.spec.dtype}")
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise ArtifactError(
+                f"a guide's file is not of {maker.spec.name}: {' '.join(str(error).split())}",
+                hint="the pack was put together from several; make it again",
+            ) from error
+        return cls(ids=ids, cache=held)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PackedGuide:
+    """A guide of a pack. Its numbers are read when they are first asked for."""
+
+    name: str
+    text: str
+    tokens: int
+    made: Mapping[str, Any]
+    """How: ``{"how": "own"}``, or ``"mapped"`` with the source and the mapping's settings."""
+    maker: Maker
+    _read: Callable[[], Prepared]
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        text: str,
+        *,
+        tokens: int,
+        made: Mapping[str, Any],
+        maker: Maker,
+        read: Callable[[], Prepared],
+    ) -> "PackedGuide":
+        """A guide whose numbers ``read`` gives; it is called once at most."""
+        return cls(name=name, text=text, tokens=tokens, made=made, maker=maker, _read=once(read))
+
+    def __repr__(self) -> str:
+        return f"PackedGuide({self.name!r}, {self.tokens} tokens, {self.described})"
+
+    @property
+    def described(self) -> str:
+        """How it was made, in words."""
+        return described(self.made, self.maker.spec.name)
+
+    @property
+    def prepared(self) -> Prepared:
+        """Ids and cache, mapped into memory.
+
+        Raises:
+            ArtifactError: the file is missing, truncated or changed, or of another model.
+        """
+        return self._read()
+
+    @property
+    def ids(self) -> Int[Tensor, " t"]:
+        """The exact token ids, an opening (a begin of sequence) that the tokenizer puts first with
+        them."""
+        return self.prepared.ids
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values, from the shapes alone."""
+        spec = self.maker.spec
+        return self.tokens * spec.numbers_per_token * DTYPES[spec.dtype].itemsize
+
+    def restore(self, model: LanguageModel, *, cast: bool = False) -> KVCache:
+        """The cache, ready to be read by ``model``. No forward pass, and on the CPU no copy.
+
+        Args:
+            model: Is to read it.
+            cast: Allow a model of another dtype; the cache is rounded to it, and says so.
+
+        Raises:
+            IncompatibleModels: the pack is for another model.
+            CacheLayoutError: it is in another dtype, or its numbers were written to in place.
+            ArtifactError: the file is missing, truncated or changed.
+        """
+        self.maker.check(model, cast=cast)
+        held = self.prepared.cache
+        held.require_unchanged()
+        moved = held.to(device=model.device)
+        note = None
+        if moved.dtype != model.dtype:
+            note = f"cast from {self.maker.spec.dtype} to {model.spec.dtype}"
+            moved = moved.to(dtype=model.dtype)
+        return replace(
+            moved,
+            rotations=model.rotary(moved.positions),
+            model=model.spec.identity,
+            note="; ".join(filter(None, (held.note, note))) or None,
+        )
+
+    def graft(self, model: LanguageModel, *, batch: int = 1, cast: bool = False) -> Graft:
+        """The guide under ``model``, for transformers' ``generate`` or for the evaluator.
+
+        Raises: as :meth:`restore`.
+        """
+        prefix = self.restore(model, cast=cast)
+        return Graft(model, self.text, self.ids, prefix.expand(batch) if batch > 1 else prefix)
+
+    def plain(self) -> KVCache:
+        """The cache with the tables that turned its keys, as a mapping reads it.
+
+        The tables come from the config that the pack carries; no weights are needed.
+        """
+        held = self.prepared.cache
+        held.require_unchanged()
+        return replace(
+            held,
+            rotations=self.maker.rotary()(held.positions),
+            model=self.maker.spec.identity,
+        )
+
+
+def described(made: Mapping[str, Any], reader: str) -> str:
+    """How a guide was made, in words."""
+    if made["how"] == "own":
+        return f"own, by {reader}"
+    return f"mapped from {made['source']} to {reader}"
+
+
+def whole(ids: Tensor, cache: KVCache) -> Prepared:
+    """What is kept of a model's cache of ``ids`` (one sequence): on the CPU, without its tables."""
+    kept = cache.to(device="cpu")
+    return Prepared(
+        ids=ids.cpu(),
+        cache=replace(kept, rotations=None, positions=kept.positions.to(torch.long)),
+    )

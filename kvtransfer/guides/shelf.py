@@ -1,0 +1,208 @@
+"""How a pack lies on the disk: a list of guides, and for each of them a file of its own.
+
+config.json              what it is, for which model, and the guides in their order
+guides/….safetensors     one guide's keys and values, in a file named by its checksum
+README.md                a card that a person can read
+
+Files of guides are never written to once they have their name, and config.json is replaced in one
+step. So whoever reads sees the pack as it was before a save or as it is after it, whenever the one
+who saves is interrupted.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from kvtransfer import artifact
+from kvtransfer.errors import ArtifactError
+from kvtransfer.report import to_json
+
+KIND = "guide_pack"
+FORMAT = 1
+READABLE = (1,)
+GUIDES, LOCK = "guides", ".lock"
+PATIENCE = 600
+"""Seconds that a save waits for another one to the same folder."""
+
+Entry = dict[str, Any]
+"""One guide as config.json has it: among others its ``name``, and the ``sha256`` of its file."""
+
+
+def save(
+    folder: Path,
+    head: Mapping[str, Any],
+    guides: Iterable[tuple[Entry, Mapping[str, Tensor]]],
+    card: Callable[[list[Entry]], str],
+) -> None:
+    """Write a pack, replacing a pack that was there. Guides are taken one at a time.
+
+    Raises:
+        ArtifactError: the place cannot be written, holds something that is no pack, or another
+            process has been saving there for minutes.
+    """
+    refuse_foreign(folder)
+    try:
+        (folder / GUIDES).mkdir(parents=True, exist_ok=True)
+        with _alone(folder):
+            entries = [
+                entry | {"sha256": _put(folder / GUIDES, tensors)} for entry, tensors in guides
+            ]
+            before = _held(folder)
+            config = dict(head) | {
+                "format": FORMAT,
+                "kind": KIND,
+                "guides": entries,
+                "sha256": _digest(entries),
+            }
+            _replace(folder, artifact.CARD, card(entries))
+            _replace(folder, artifact.CONFIG, to_json(config))
+            # What the last pack held stays for those who have it open; what was before it goes.
+            _sweep(folder, before | {str(entry["sha256"]) for entry in entries})
+    except OSError as error:
+        raise artifact.unwritable(folder, error) from error
+
+
+def load(folder: Path) -> dict[str, Any]:
+    """A pack's config; its guides are opened one at a time, by :func:`tensors_of`.
+
+    Raises:
+        ArtifactError: there is none, or it is malformed, of another format, or was edited.
+    """
+    config = artifact.read_config(
+        folder, kind=KIND, readable=READABLE, maker="kvtransfer pack build … --out DIR"
+    )
+    where = folder / artifact.CONFIG
+    artifact.require(config, ("model", "guides", "provenance"), where)
+    entries = config["guides"]
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ArtifactError(f"{where} has no list of guides", hint="copy or make the pack again")
+    for entry in entries:
+        artifact.require(entry, ("name", "text", "tokens", "made", "sha256"), where)
+    if (found := _digest(entries)) != config["sha256"]:
+        raise artifact.changed(where, found, config["sha256"])
+    return config
+
+
+def tensors_of(folder: Path, entry: Entry) -> dict[str, Tensor]:
+    """The numbers of one guide, mapped into memory; their checksum is compared first.
+
+    Raises:
+        ArtifactError: they are missing, truncated, or not what was written.
+    """
+    path = _file(folder / GUIDES, str(entry["sha256"]))
+    try:
+        if (found := artifact.checksum(path)) != entry["sha256"]:
+            raise artifact.changed(path, found, entry["sha256"])
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise ArtifactError(
+            f"{path}, the guide {entry['name']!r}, is gone",
+            hint="copy the whole folder; if the pack was saved anew since it was opened, open it "
+            "again",
+        ) from error
+    except SafetensorError as error:
+        raise artifact.truncated(path, error) from error
+    except OSError as error:
+        raise ArtifactError(
+            f"{path} cannot be read: {error.strerror or error}", hint="copy the pack again"
+        ) from error
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Raise ArtifactError if the folder holds something else than a pack, or what a first save
+    left of one when it was interrupted."""
+    ours = {artifact.CONFIG, artifact.CARD, GUIDES, LOCK}
+    if folder.is_dir() and {path.name for path in folder.iterdir()} <= {GUIDES, LOCK}:
+        return
+    artifact.refuse_foreign(folder, files=ours)
+    if (folder / artifact.CONFIG).exists():
+        try:
+            artifact.read_config(folder, kind=KIND, readable=READABLE)
+        except ArtifactError as error:
+            raise ArtifactError(
+                f"{folder} exists and holds no guide pack that this version knows",
+                hint="name a new or empty folder",
+            ) from error
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the folder against others who save there; it is free again if this process dies."""
+    try:
+        with FileLock(folder / LOCK, timeout=PATIENCE):
+            yield
+    except Timeout as error:
+        raise ArtifactError(
+            f"another process has been saving to {folder} for {PATIENCE} seconds",
+            hint="wait for it, or choose another --out",
+        ) from error
+
+
+def _put(guides: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Write a guide's file, and return the checksum that names it."""
+    fresh = guides / f".{uuid4().hex}"
+    try:
+        artifact.write_tensors(fresh, tensors)
+        found = artifact.checksum(fresh)
+        _settle(fresh)
+        fresh.replace(_file(guides, found))
+    finally:
+        fresh.unlink(missing_ok=True)
+    return found
+
+
+def _replace(folder: Path, name: str, text: str) -> None:
+    """Put a whole new file in the place of another, in one step."""
+    fresh = folder / GUIDES / f".{uuid4().hex}"
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        _settle(fresh)
+        _settle(folder / GUIDES)  # the files that it speaks of have their names by then
+        fresh.replace(folder / name)
+        _settle(folder)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _settle(path: Path) -> None:
+    """Wait until a file, or what a folder lists, would survive a power cut."""
+    if os.name != "posix" and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _held(folder: Path) -> set[str]:
+    """Checksums of the guides that the pack held until now."""
+    try:
+        return {str(entry["sha256"]) for entry in load(folder)["guides"]}
+    except ArtifactError:  # there was none, or it was damaged
+        return set()
+
+
+def _sweep(folder: Path, keep: set[str]) -> None:
+    """Remove what no pack refers to, and what interrupted saves left."""
+    wanted = {_file(folder / GUIDES, each) for each in keep}
+    for path in (folder / GUIDES).iterdir():
+        if path not in wanted:
+            path.unlink()
+
+
+def _file(guides: Path, sha256: str) -> Path:
+    return guides / f"{sha256}.safetensors"
+
+
+def _digest(entries: list[Entry]) -> str:
+    return hashlib.sha256(to_json(entries).encode()).hexdigest()
