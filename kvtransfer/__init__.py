@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvtransfer.fitting.texts import builtin, documents
     from kvtransfer.fitting.transfer import transfer
     from kvtransfer.geometry.cache import KVCache
+    from kvtransfer.geometry.join import stack
     from kvtransfer.geometry.spec import ModelSpec
     from kvtransfer.guides.concat import concat
     from kvtransfer.guides.guide import read_guides
@@ -56,6 +57,7 @@ HOMES = {
     "refine": "fitting.refine",
     "relocate": "hf.relocate",
     "score": "hf.run",
+    "stack": "geometry.join",
     "transfer": "fitting.transfer",
     "wrap": "hf.model",
 }
@@ -87,6 +89,7 @@ __all__ = [
     "refine",
     "relocate",
     "score",
+    "stack",
     "transfer",
     "wrap",
 ]

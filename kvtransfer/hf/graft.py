@@ -91,7 +91,10 @@ def grafted(model: LanguageModel, prefix: KVCache) -> Iterator[DynamicCache]:
             offered = (inputs, named.get("input_ids"), named.get("inputs_embeds"))
             live = next((each for each in offered if each is not None), None)
             _check_prompt(held, live, named.get("attention_mask"))
-            _check_rows(prefix, live, _width(module, named))
+            width = _width(module, named)
+            _check_rows(prefix, live, width)
+            # Now, for generate drops a mask that shows everything.
+            _require_own(prefix.mask[::width], named["attention_mask"])
         return plain(inputs, *given, **named)
 
     hook = inner.register_forward_pre_hook(look, with_kwargs=True)
@@ -193,15 +196,22 @@ def _mask(
             f"{_held(cached, prefix)} and {length} live ones follow",
             hint=f"a mask spans prefix and live tokens: torch.ones({rows}, {cached} + {length})",
         )
-    if not bool((given[:, : prefix.tokens] == own).all()):
-        shows = bool((given[:, : prefix.tokens] > own).any())
-        raise CacheLayoutError(
-            f"the attention mask {'shows padding' if shows else 'hides tokens'} of the prefix",
-            hint="begin it with prefix.mask: torch.cat((prefix.mask, live_mask), dim=1)"
-            if shows
-            else "cut the prefix instead, or edit its cache",
-        )
-    return given
+    _require_own(own, given)
+    return given.long()
+
+
+def _require_own(own: Int[Tensor, "b t"], given: Tensor) -> None:
+    """Raise CacheLayoutError unless a mask begins with the prefix's own."""
+    begins, own = given[:, : own.shape[1]], own.to(given.device)
+    if bool((begins == own).all()):
+        return
+    shows = bool((begins > own).any())
+    raise CacheLayoutError(
+        f"the attention mask {'shows padding' if shows else 'hides tokens'} of the prefix",
+        hint="begin it with prefix.mask: torch.cat((prefix.mask, live_mask), dim=1)"
+        if shows
+        else "cut the prefix instead, or edit its cache",
+    )
 
 
 def _count(

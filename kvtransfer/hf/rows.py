@@ -28,7 +28,7 @@ def span(starts: Int[Tensor, " b"], ends: Int[Tensor, " b"]) -> tuple[int, int]:
     return (int(behind.min()) if len(behind) else 0), int(ends.max())
 
 
-def check_live(ids: Int[Tensor, "b s"], mask: Int[Tensor, "b s"]) -> None:
+def check_live(ids: Int[Tensor, "b s"], mask: Int[Tensor, "_b _s"]) -> None:
     """Raise CacheLayoutError unless ``mask`` hides tokens at the left of each row, and not all."""
     if mask.shape != ids.shape or not bool(((mask == 0) | (mask == 1)).all()):
         raise CacheLayoutError(

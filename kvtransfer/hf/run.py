@@ -60,7 +60,7 @@ def score(
     ids: Int[Tensor, "b s"],
     prefix: KVCache | None = None,
     *,
-    mask: Int[Tensor, "b s"] | None = None,
+    mask: Int[Tensor, "_b _s"] | None = None,
 ) -> Float[Tensor, "b s v"]:
     """Next-token logits after each of ``ids``, read on top of ``prefix``.
 
@@ -89,7 +89,7 @@ def logits_on(
     ids: Int[Tensor, "b s"],
     prefix: KVCache | None = None,
     *,
-    mask: Int[Tensor, "b s"] | None = None,
+    mask: Int[Tensor, "_b _s"] | None = None,
 ) -> Float[Tensor, "b s v"]:
     """As :func:`score`, and differentiable in the prefix's keys and values."""
     check_ids(model, ids)
