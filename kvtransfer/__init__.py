@@ -20,9 +20,12 @@ if TYPE_CHECKING:
     from kvtransfer.geometry.cache import KVCache
     from kvtransfer.geometry.join import stack
     from kvtransfer.geometry.spec import ModelSpec
+    from kvtransfer.guides.bench import bench
     from kvtransfer.guides.concat import concat
     from kvtransfer.guides.guide import read_guides
+    from kvtransfer.guides.modules import Modules
     from kvtransfer.guides.pack import GuidePack
+    from kvtransfer.guides.schema import read_schema
     from kvtransfer.hf.adopt import adopt
     from kvtransfer.hf.check import check
     from kvtransfer.hf.graft import grafted
@@ -39,8 +42,10 @@ HOMES = {
     "KVTransferError": "errors",
     "LanguageModel": "hf.model",
     "ModelSpec": "geometry.spec",
+    "Modules": "guides.modules",
     "adopt": "hf.adopt",
     "begin": "hf.start",
+    "bench": "guides.bench",
     "builtin": "fitting.texts",
     "check": "hf.check",
     "concat": "guides.concat",
@@ -54,6 +59,7 @@ HOMES = {
     "prefill": "hf.run",
     "probe": "fitting.probe",
     "read_guides": "guides.guide",
+    "read_schema": "guides.schema",
     "refine": "fitting.refine",
     "relocate": "hf.relocate",
     "score": "hf.run",
@@ -71,8 +77,10 @@ __all__ = [
     "KVTransferError",
     "LanguageModel",
     "ModelSpec",
+    "Modules",
     "adopt",
     "begin",
+    "bench",
     "builtin",
     "check",
     "concat",
@@ -86,6 +94,7 @@ __all__ = [
     "prefill",
     "probe",
     "read_guides",
+    "read_schema",
     "refine",
     "relocate",
     "score",

@@ -16,7 +16,7 @@ from kvtransfer.hf.cache import write
 from kvtransfer.hf.call import cache_keyword, named_arguments, takes
 from kvtransfer.hf.fits import check_fits, check_padding, check_room, check_tables
 from kvtransfer.hf.model import LanguageModel
-from kvtransfer.hf.rows import check_columns, check_one_table, next_positions, span
+from kvtransfer.hf.rows import check_columns, check_gaps, check_one_table, next_positions, span
 
 
 @contextmanager
@@ -77,6 +77,7 @@ def grafted(model: LanguageModel, prefix: KVCache) -> Iterator[DynamicCache]:
         check_room(model, end)
         check_tables(model, prefix, start, end)
         check_one_table(model, ends)
+        check_gaps(model, prefix.positions, end, shown=prefix.mask)
         changed = {"position_ids": positions} if takes(part, "position_ids") else {}
         if mask is not None:
             check_columns(model, mask)

@@ -75,6 +75,49 @@ def check_columns(model: LanguageModel, mask: Int[Tensor, "b t"]) -> None:
         )
 
 
+def check_gaps(
+    model: LanguageModel,
+    positions: Int[Tensor, "b t"],
+    end: int,
+    *,
+    shown: Int[Tensor, "b t"] | None = None,
+) -> None:
+    """Raise CacheLayoutError where positions that nothing stands at would have to count.
+
+    Windows, chunks and ALiBi count columns of the cache, rotations and embeddings positions. Where
+    the two differ, a layer sees more than its model ever saw, unless all lies within its window.
+
+    Args:
+        model: Reads them.
+        positions: Of the tokens of each row, in order.
+        end: Position after the last token that reads them.
+        shown: Which of them are tokens; all if not given.
+    """
+    windows = any(layer.window is not None for layer in model.spec.layers)
+    if positions.shape[1] == 0 or not (windows or model.spec.positions == "alibi"):
+        return
+    shown = torch.ones_like(positions) if shown is None else shown.to(positions)
+    apart = (positions.diff(dim=1) != 1) & (shown[:, 1:] * shown[:, :-1] == 1)
+    first = positions.masked_fill(shown == 0, end).min(dim=1).values
+    gaps = apart.any(dim=1)
+    reach = end - int(first[gaps].min()) if bool(gaps.any()) else 0
+    counts = "its attention scores count columns" if model.spec.positions == "alibi" else None
+    counts = counts if reach else None
+    for index, layer in enumerate(model.spec.layers):
+        # A chunk ends where it ends, so that a row must also begin at 0.
+        moved = layer.kind == "chunked" and bool((first > 0).any())
+        needed = end if moved else reach
+        if layer.window is not None and layer.window < needed:
+            counts = f"layer {index} sees {layer.window} columns, of {needed} positions"
+            break
+    if counts is not None:
+        raise CacheLayoutError(
+            f"some positions before {end} are empty, and {model.spec.name} "
+            f"({model.spec.architecture}) does not count them: {counts}",
+            hint="leave no gap: a schema without unions and parameters, whose modules are all used",
+        )
+
+
 def check_one_table(model: LanguageModel, ends: Int[Tensor, " b"]) -> None:
     """Raise CacheLayoutError where the longest row would change the table of shorter ones.
 

@@ -20,7 +20,14 @@ from kvtransfer.hf.fits import (
     check_tables,
 )
 from kvtransfer.hf.model import LanguageModel
-from kvtransfer.hf.rows import check_columns, check_live, check_one_table, next_positions, span
+from kvtransfer.hf.rows import (
+    check_columns,
+    check_gaps,
+    check_live,
+    check_one_table,
+    next_positions,
+    span,
+)
 
 
 def prefill(model: LanguageModel, ids: Int[Tensor, "b t"]) -> KVCache:
@@ -40,19 +47,50 @@ def prefill(model: LanguageModel, ids: Int[Tensor, "b t"]) -> KVCache:
 
 
 def read_at(
-    model: LanguageModel, ids: Int[Tensor, "b t"], positions: Int[Tensor, "b t"]
+    model: LanguageModel,
+    ids: Int[Tensor, "b t"],
+    positions: Int[Tensor, "b t"],
+    *,
+    behind: KVCache | None = None,
 ) -> KVCache:
-    """The cache that ``model`` makes of ``ids`` alone, as if they stood at ``positions``."""
+    """The cache that ``model`` makes of ``ids`` as if they stood at ``positions``.
+
+    Args:
+        model: Reads them.
+        ids: The tokens.
+        positions: Of each of them, with gaps or without.
+        behind: What they see before them, wherever it stands; the result begins with it, bit for
+            bit. Nothing if not given.
+    """
     model.require_as_wrapped()
-    ids = ids.to(model.device)
+    held = None if behind is None else write(behind)
+    if behind is not None:
+        positions = torch.cat((behind.positions, positions.to(behind.positions)), dim=1)
     # Asked before the forward: a dynamic table remembers longer texts read earlier, and asking
     # for this length sets it back.
     rotations = model.rotary(positions)
-    cache = DynamicCache()  # plain layers: they keep every token, also where the model has windows
+    cache = fill(model, ids, positions[:, -ids.shape[1] :], cache=held)
+    return read(cache, positions, rotations=rotations, model=model.spec.identity)
+
+
+def fill(
+    model: LanguageModel,
+    ids: Int[Tensor, "b t"],
+    positions: Int[Tensor, "b t"],
+    *,
+    cache: DynamicCache | None = None,
+) -> DynamicCache:
+    """Run the model on ``ids``, for the sake of what it keeps of them, behind ``cache``.
+
+    A fresh cache has plain layers: they keep every token, also where the model has windows.
+    """
+    cache = DynamicCache() if cache is None else cache
+    ids = ids.to(model.device)
+    mask = ids.new_ones(len(ids), cache.get_seq_length() + ids.shape[1])
     decoder = model.module.base_model  # the language-model head would be computed for nothing
     with torch.no_grad():
-        call(decoder, ids, cache, positions, torch.ones_like(ids))
-    return read(cache, positions, rotations=rotations, model=model.spec.identity)
+        call(decoder, ids, cache, positions.to(model.device), mask)
+    return cache
 
 
 def score(
@@ -172,6 +210,8 @@ class _Reader:
         check_room(model, end)
         check_tables(model, self.prefix, start, end)
         check_one_table(model, ends)
+        if self.prefix is not None:
+            check_gaps(model, self.prefix.positions, end, shown=self.prefix.mask)
         # A mask of the whole length, always: without one, transformers takes positions that do not
         # start at 0 for packed sequences, and cuts the prefix off.
         mask = torch.cat((self.seen, live), dim=1)
