@@ -99,14 +99,14 @@ def decode(case: Case) -> Iterator[Way]:
         "pad_token_id": 0,
     }
 
-    def on_graft() -> Tensor:
+    def on_graft() -> Any:
         with grafted(model, prefix) as cache:
             return module.generate(live, cache=cache, attention_mask=mask, **tokens)
 
-    def on_cache() -> Tensor:
+    def on_cache() -> Any:
         return module.generate(live, cache=write(prefix), attention_mask=mask, **tokens)
 
-    def alone() -> Tensor:
+    def alone() -> Any:
         return module.generate(live, attention_mask=torch.ones_like(live), **tokens)
 
     yield Way(name="decode on its own cache", run=on_cache, tokens=STEPS)

@@ -63,6 +63,8 @@ def grafted(model: LanguageModel, prefix: KVCache) -> Iterator[DynamicCache]:
             return None
         ids, embeddings = call.get("input_ids"), call.get("inputs_embeds")
         live = embeddings if ids is None else ids
+        if live is None or live.shape[1] == 0:
+            raise _no_live_tokens()
         mask = _mask(prefix, held, live, call.get("attention_mask"))
         counted, padding = _count(held, live, mask)
         positions = counted + shift.to(counted)
@@ -164,15 +166,13 @@ def _no_live_tokens() -> CacheLayoutError:
 
 
 def _mask(
-    prefix: KVCache, held: DynamicCache, live: Tensor | None, given: Any
+    prefix: KVCache, held: DynamicCache, live: Tensor, given: Any
 ) -> Int[Tensor, "b t"] | None:
     """The mask to run with, which hides the prefix's padding; None where nothing is hidden.
 
     Raises:
-        CacheLayoutError: there are no live tokens, or mask or batch do not go with the cache.
+        CacheLayoutError: mask or batch do not go with the cache.
     """
-    if live is None or live.shape[1] == 0:
-        raise _no_live_tokens()
     cached, (rows, length) = held.get_seq_length(), live.shape[:2]
     layers: Any = held.layers
     if len(layers[0].keys) != rows:
