@@ -1,32 +1,24 @@
 """Guides that were prepared once, by name: restored without a forward pass of any of them."""
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from jaxtyping import Int
 from rich.table import Table
-from torch import Tensor
 
-from kvtransfer.errors import ArtifactError, CacheLayoutError, IncompatibleModels, TextError
+from kvtransfer.errors import ArtifactError
 from kvtransfer.fitting.mapping import KVMapping
-from kvtransfer.fitting.transfer import mapped
 from kvtransfer.guides import shelf
 from kvtransfer.guides.guide import Guide
 from kvtransfer.guides.maker import Maker
-from kvtransfer.guides.packed import PackedGuide, Prepared, described, whole
-from kvtransfer.hf.fits import check_finite
-from kvtransfer.hf.model import DTYPES, LanguageModel
+from kvtransfer.guides.packed import PackedGuide, Prepared, described
+from kvtransfer.guides.prepare import Progress, cross, prepare, reader_of
+from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.repository import snapshot, upload
-from kvtransfer.hf.run import prefill
 from kvtransfer.report import Provenance, to_json
-
-Progress = Callable[[int], None]
-"""Told the number of tokens after each guide."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -84,22 +76,8 @@ class GuidePack:
             TextError: there are none, two have one name, or one has no tokens.
             CacheLayoutError: one is longer than the model's positions.
         """
-        encoded = list(_encoded(model, guides))
         maker = Maker.of(model)
-        made = {}
-        for name, text, ids in encoded:
-            cache = prefill(model, ids[None])
-            check_finite(cache)
-            prepared = whole(ids, cache)
-            made[name] = PackedGuide.of(
-                name,
-                text,
-                tokens=len(ids),
-                made={"how": "own"},
-                maker=maker,
-                read=partial(_given, prepared),
-            )
-            progress(len(ids))
+        made = {each.name: each for each in prepare(model, maker, guides, progress=progress)}
         return cls(maker=maker, guides=made, provenance=Provenance.here(seed=0).to_dict())
 
     def transferred(
@@ -125,47 +103,9 @@ class GuidePack:
                 or needs it.
             CacheLayoutError: the target cuts text into other tokens.
         """
-        if mapping.start is not None and target is None:
-            raise IncompatibleModels(
-                f"this mapping starts with {mapping.start} layers of {mapping.target.name}, which "
-                "have to be run",
-                hint="give the model (--target), or a mapping without a start",
-            )
-        if target is not None:
-            mapping.check_ends(self.maker.spec, target.spec)
-        maker = (
-            Maker(
-                spec=replace(mapping.target, dtype=dtype or mapping.target.dtype),
-                config=mapping.target_config,
-            )
-            if target is None
-            else Maker.of(target)
-        )
-        how = {
-            "how": "mapped",
-            "source": self.maker.spec.name,
-            "source_identity": self.maker.spec.identity,
-            "mapping": dict(mapping.settings),
-            "mapping_notes": list(mapping.notes),
-        }
-        made = {}
-        for name, guide in self.guides.items():
-            cache, ids = guide.plain(), guide.ids
-            if target is None:
-                wide = cache.to(dtype=torch.float32)  # as maps are computed
-                crossed = mapping(wide).to(dtype=DTYPES[maker.spec.dtype])
-            else:
-                crossed = mapped(mapping, cache, target, ids[None])
-            check_finite(crossed)
-            made[name] = PackedGuide.of(
-                name,
-                guide.text,
-                tokens=guide.tokens,
-                made=how,
-                maker=maker,
-                read=partial(_given, whole(ids, crossed)),
-            )
-            progress(guide.tokens)
+        maker = reader_of(mapping, target, dtype)
+        crossed = cross(self.guides.values(), mapping, maker, target, progress=progress)
+        made = {each.name: each for each in crossed}
         return GuidePack(maker=maker, guides=made, provenance=Provenance.here(seed=0).to_dict())
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -290,8 +230,9 @@ class GuidePack:
     def _card(self, entries: list[shelf.Entry]) -> str:
         spec = self.maker.spec
         rows = "\n".join(
-            f"| {_cell(entry['name'])} | {entry['tokens']} | {described(entry['made'], spec.name)} |"
+            f"| {_cell(entry['name'])} | {entry['tokens']} | {how} |"
             for entry in entries
+            for how in [described(entry["made"], spec.name)]
         )
         return (
             f"# Guide pack for {spec.name}\n\n"
@@ -308,38 +249,6 @@ class GuidePack:
 
 BEGINNING = 40
 """Letters of a guide that are shown."""
-
-
-def _encoded(
-    model: LanguageModel, guides: Iterable[Guide | tuple[str, str]]
-) -> Iterator[tuple[str, str, Int[Tensor, " t"]]]:
-    """Names, texts and ids, all of them checked before the first is read."""
-    seen: set[str] = set()
-    opening = model.opening
-    for guide in guides:
-        name, text = (guide.name, guide.text) if isinstance(guide, Guide) else guide
-        if name in seen:
-            raise TextError(f"two guides are called {name!r}", hint="names are told apart by them")
-        seen.add(name)
-        ids = model.encode(text)
-        if not len(ids):
-            raise TextError(
-                f"the guide {name!r} has no tokens", hint="a prefix has at least one token"
-            )
-        ids = torch.cat((opening, ids))
-        if model.max_positions is not None and len(ids) >= model.max_positions:
-            raise CacheLayoutError(
-                f"the guide {name!r} has {len(ids)} tokens, and {model.spec.name} reads at most "
-                f"{model.max_positions}, a live one after it included",
-                hint="shorten the guide",
-            )
-        yield name, text, ids
-    if not seen:
-        raise TextError("there are no guides", hint="give at least one")
-
-
-def _given(prepared: Prepared) -> Prepared:
-    return prepared
 
 
 def _cell(text: str) -> str:

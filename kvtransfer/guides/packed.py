@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from kvtransfer.errors import ArtifactError
+from kvtransfer.errors import ArtifactError, CacheLayoutError
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.guides.graft import Graft
 from kvtransfer.guides.maker import Maker
@@ -51,7 +51,7 @@ class Prepared:
             check_shapes(maker.spec, held)
             if held.dtype != DTYPES[maker.spec.dtype]:
                 raise ValueError(f"{held.dtype}, where config.json says {maker.spec.dtype}")
-        except (KeyError, ValueError, RuntimeError) as error:
+        except (KeyError, ValueError, RuntimeError, CacheLayoutError) as error:
             raise ArtifactError(
                 f"a guide's file is not of {maker.spec.name}: {' '.join(str(error).split())}",
                 hint="the pack was put together from several; make it again",

@@ -1,16 +1,18 @@
 """How a pack lies on the disk: a list of guides, and for each of them a file of its own.
 
 config.json              what it is, for which model, and the guides in their order
-guides/….safetensors     one guide's keys and values, in a file named by its checksum
+guides/….safetensors     one guide's keys and values
 README.md                a card that a person can read
 
-Files of guides are never written to once they have their name, and config.json is replaced in one
-step. So whoever reads sees the pack as it was before a save or as it is after it, whenever the one
-who saves is interrupted.
+Files of guides are named anew in every save and never written to again, and config.json is replaced
+in one step. So whoever reads sees the pack as it was before a save or as it is after it, whenever
+the one who saves is interrupted.
 """
 
 import hashlib
 import os
+import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +35,12 @@ PATIENCE = 600
 """Seconds that a save waits for another one to the same folder."""
 
 Entry = dict[str, Any]
-"""One guide as config.json has it: among others its ``name``, and the ``sha256`` of its file."""
+"""One guide as config.json has it: among others its ``name``, its ``file``, and that one's
+``crc32``, which is looked at whenever the guide is read: a SHA-256 would take longer than all the
+rest of it."""
+
+BLOCK = 1 << 20
+"""Bytes of a file that are read at once."""
 
 
 def save(
@@ -52,9 +59,7 @@ def save(
     try:
         (folder / GUIDES).mkdir(parents=True, exist_ok=True)
         with _alone(folder):
-            entries = [
-                entry | {"sha256": _put(folder / GUIDES, tensors)} for entry, tensors in guides
-            ]
+            entries = [entry | _put(folder / GUIDES, tensors) for entry, tensors in guides]
             before = _held(folder)
             config = dict(head) | {
                 "format": FORMAT,
@@ -65,7 +70,7 @@ def save(
             _replace(folder, artifact.CARD, card(entries))
             _replace(folder, artifact.CONFIG, to_json(config))
             # What the last pack held stays for those who have it open; what was before it goes.
-            _sweep(folder, before | {str(entry["sha256"]) for entry in entries})
+            _sweep(folder, before | {str(entry["file"]) for entry in entries})
     except OSError as error:
         raise artifact.unwritable(folder, error) from error
 
@@ -85,7 +90,7 @@ def load(folder: Path) -> dict[str, Any]:
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ArtifactError(f"{where} has no list of guides", hint="copy or make the pack again")
     for entry in entries:
-        artifact.require(entry, ("name", "text", "tokens", "made", "sha256"), where)
+        artifact.require(entry, ("name", "text", "tokens", "made", "file", "crc32"), where)
     if (found := _digest(entries)) != config["sha256"]:
         raise artifact.changed(where, found, config["sha256"])
     return config
@@ -97,10 +102,10 @@ def tensors_of(folder: Path, entry: Entry) -> dict[str, Tensor]:
     Raises:
         ArtifactError: they are missing, truncated, or not what was written.
     """
-    path = _file(folder / GUIDES, str(entry["sha256"]))
+    path = folder / GUIDES / Path(str(entry["file"])).name  # a file of this folder, and no other
     try:
-        if (found := artifact.checksum(path)) != entry["sha256"]:
-            raise artifact.changed(path, found, entry["sha256"])
+        if (found := _crc32(path)) != entry["crc32"]:
+            raise artifact.changed(path, f"{found:08x}", f"{entry['crc32']:08x}")
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError as error:
@@ -120,10 +125,15 @@ def tensors_of(folder: Path, entry: Entry) -> dict[str, Tensor]:
 def refuse_foreign(folder: Path) -> None:
     """Raise ArtifactError if the folder holds something else than a pack, or what a first save
     left of one when it was interrupted."""
-    ours = {artifact.CONFIG, artifact.CARD, GUIDES, LOCK}
+    guides = folder / GUIDES
+    foreign = [path for path in guides.iterdir() if not _is_ours(path)] if guides.is_dir() else []
+    if foreign:
+        raise ArtifactError(
+            f"{foreign[0]} is no guide of a pack", hint="name a new or empty folder"
+        )
     if folder.is_dir() and {path.name for path in folder.iterdir()} <= {GUIDES, LOCK}:
         return
-    artifact.refuse_foreign(folder, files=ours)
+    artifact.refuse_foreign(folder, files=(artifact.CONFIG, artifact.CARD, GUIDES, LOCK))
     if (folder / artifact.CONFIG).exists():
         try:
             artifact.read_config(folder, kind=KIND, readable=READABLE)
@@ -147,16 +157,25 @@ def _alone(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _put(guides: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write a guide's file, and return the checksum that names it."""
+def _put(guides: Path, tensors: Mapping[str, Tensor]) -> Entry:
+    """Write a guide's file, and return its name and checksum."""
     fresh = guides / f".{uuid4().hex}"
+    path = guides / f"{uuid4().hex}.safetensors"
     try:
         artifact.write_tensors(fresh, tensors)
-        found = artifact.checksum(fresh)
+        found = _crc32(fresh)
         _settle(fresh)
-        fresh.replace(_file(guides, found))
+        fresh.replace(path)
     finally:
         fresh.unlink(missing_ok=True)
+    return {"file": path.name, "crc32": found}
+
+
+def _crc32(path: Path) -> int:
+    found = 0
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            found = zlib.crc32(block, found)
     return found
 
 
@@ -185,23 +204,23 @@ def _settle(path: Path) -> None:
 
 
 def _held(folder: Path) -> set[str]:
-    """Checksums of the guides that the pack held until now."""
+    """Files of the guides that the pack held until now."""
     try:
-        return {str(entry["sha256"]) for entry in load(folder)["guides"]}
+        return {str(entry["file"]) for entry in load(folder)["guides"]}
     except ArtifactError:  # there was none, or it was damaged
         return set()
 
 
 def _sweep(folder: Path, keep: set[str]) -> None:
     """Remove what no pack refers to, and what interrupted saves left."""
-    wanted = {_file(folder / GUIDES, each) for each in keep}
     for path in (folder / GUIDES).iterdir():
-        if path not in wanted:
+        if path.name not in keep and _is_ours(path):
             path.unlink()
 
 
-def _file(guides: Path, sha256: str) -> Path:
-    return guides / f"{sha256}.safetensors"
+def _is_ours(path: Path) -> bool:
+    """Whether a file has a name that we give: of a guide, or before it is one."""
+    return re.fullmatch(r"[0-9a-f]{32}\.safetensors|\.[0-9a-f]{32}", path.name) is not None
 
 
 def _digest(entries: list[Entry]) -> str:

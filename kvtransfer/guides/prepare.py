@@ -1,0 +1,140 @@
+"""Make the guides of a pack: let a model read them, or take them from another model's pack."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from kvtransfer.errors import CacheLayoutError, IncompatibleModels, TextError
+from kvtransfer.fitting.mapping import KVMapping
+from kvtransfer.fitting.transfer import mapped
+from kvtransfer.guides.guide import Guide
+from kvtransfer.guides.maker import Maker
+from kvtransfer.guides.packed import PackedGuide, Prepared, whole
+from kvtransfer.hf.fits import check_finite
+from kvtransfer.hf.model import DTYPES, LanguageModel
+from kvtransfer.hf.run import prefill
+
+Progress = Callable[[int], None]
+"""Told the number of tokens after each guide."""
+
+
+def prepare(
+    model: LanguageModel,
+    maker: Maker,
+    guides: Iterable[Guide | tuple[str, str]],
+    *,
+    progress: Progress,
+) -> Iterator[PackedGuide]:
+    """Let ``model`` read each guide, from position 0 and with its tokenizer's opening first.
+
+    Raises:
+        TextError: there are none, two have one name, or one has no tokens.
+        CacheLayoutError: one is longer than the model's positions.
+    """
+    for name, text, ids in list(_encoded(model, guides)):
+        cache = prefill(model, ids[None])
+        check_finite(cache)
+        yield PackedGuide.of(
+            name,
+            text,
+            tokens=len(ids),
+            made={"how": "own"},
+            maker=maker,
+            read=partial(_given, whole(ids, cache)),
+        )
+        progress(len(ids))
+
+
+def _encoded(
+    model: LanguageModel, guides: Iterable[Guide | tuple[str, str]]
+) -> Iterator[tuple[str, str, Int[Tensor, " t"]]]:
+    """Names, texts and ids, all of them checked before the first is read."""
+    seen: set[str] = set()
+    opening = model.opening
+    for guide in guides:
+        name, text = (guide.name, guide.text) if isinstance(guide, Guide) else guide
+        if name in seen:
+            raise TextError(f"two guides are called {name!r}", hint="names are told apart by them")
+        seen.add(name)
+        ids = model.encode(text)
+        if not len(ids):
+            raise TextError(
+                f"the guide {name!r} has no tokens", hint="a prefix has at least one token"
+            )
+        ids = torch.cat((opening, ids))
+        if model.max_positions is not None and len(ids) >= model.max_positions:
+            raise CacheLayoutError(
+                f"the guide {name!r} has {len(ids)} tokens, and {model.spec.name} reads at most "
+                f"{model.max_positions}, a live one after it included",
+                hint="shorten the guide",
+            )
+        yield name, text, ids
+    if not seen:
+        raise TextError("there are no guides", hint="give at least one")
+
+
+def reader_of(mapping: KVMapping, target: LanguageModel | None, dtype: str | None) -> Maker:
+    """Who can read what ``mapping`` makes.
+
+    Raises:
+        IncompatibleModels: the mapping starts with layers of the target, which is not there.
+    """
+    if target is not None:
+        return Maker.of(target)
+    if mapping.start is not None:
+        raise IncompatibleModels(
+            f"this mapping starts with {mapping.start} layers of {mapping.target.name}, which "
+            "have to be run",
+            hint="give the model (--target), or a mapping without a start",
+        )
+    spec = replace(mapping.target, dtype=dtype or mapping.target.dtype)
+    return Maker(spec=spec, config=mapping.target_config)
+
+
+def cross(
+    guides: Iterable[PackedGuide],
+    mapping: KVMapping,
+    maker: Maker,
+    target: LanguageModel | None,
+    *,
+    progress: Progress,
+) -> Iterator[PackedGuide]:
+    """Take each guide through ``mapping`` to ``maker``; no model reads it.
+
+    Raises:
+        IncompatibleModels: the mapping is from another model than theirs, or to another than
+            ``target``.
+        CacheLayoutError: the target cuts text into other tokens.
+    """
+    for guide in guides:
+        if target is not None:
+            mapping.check_ends(guide.maker.spec, target.spec)
+        if target is None:
+            wide = guide.plain().to(dtype=torch.float32)  # as maps are computed
+            made = mapping(wide).to(dtype=DTYPES[maker.spec.dtype])
+        else:
+            made = mapped(mapping, guide.plain(), target, guide.ids[None])
+        check_finite(made)
+        yield PackedGuide.of(
+            guide.name,
+            guide.text,
+            tokens=guide.tokens,
+            made={
+                "how": "mapped",
+                "source": guide.maker.spec.name,
+                "source_identity": guide.maker.spec.identity,
+                "mapping": dict(mapping.settings),
+                "mapping_notes": list(mapping.notes),
+            },
+            maker=maker,
+            read=partial(_given, whole(guide.ids, made)),
+        )
+        progress(guide.tokens)
+
+
+def _given(prepared: Prepared) -> Prepared:
+    return prepared
