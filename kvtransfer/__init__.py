@@ -22,9 +22,12 @@ if TYPE_CHECKING:
     from kvtransfer.geometry.spec import ModelSpec
     from kvtransfer.guides.bench import bench
     from kvtransfer.guides.concat import concat
+    from kvtransfer.guides.group_profile import profile_groups
     from kvtransfer.guides.guide import read_guides
     from kvtransfer.guides.modules import Modules
     from kvtransfer.guides.pack import GuidePack
+    from kvtransfer.guides.recompute import recompute
+    from kvtransfer.guides.reuse import reuse
     from kvtransfer.guides.schema import read_schema
     from kvtransfer.hf.adopt import adopt
     from kvtransfer.hf.check import check
@@ -58,10 +61,13 @@ HOMES = {
     "load": "hf.model",
     "prefill": "hf.run",
     "probe": "fitting.probe",
+    "profile_groups": "guides.group_profile",
     "read_guides": "guides.guide",
     "read_schema": "guides.schema",
+    "recompute": "guides.recompute",
     "refine": "fitting.refine",
     "relocate": "hf.relocate",
+    "reuse": "guides.reuse",
     "score": "hf.run",
     "stack": "geometry.join",
     "transfer": "fitting.transfer",
@@ -93,10 +99,13 @@ __all__ = [
     "load",
     "prefill",
     "probe",
+    "profile_groups",
     "read_guides",
     "read_schema",
+    "recompute",
     "refine",
     "relocate",
+    "reuse",
     "score",
     "stack",
     "transfer",

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from kvtransfer.errors import CacheLayoutError, TextError
+from kvtransfer.errors import CacheLayoutError, KVTransferError, TextError
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.texts import builtin
 from kvtransfer.guides.bench_report import BenchReport, Cost
@@ -78,7 +78,12 @@ def bench(
             continue
         with tempfile.TemporaryDirectory() as folder:
             case = _case(target, source, mapping, text, ids, Path(folder) / "pack")
-            ways = [way for make in WAYS for way in make(case)]
+            ways: list[Way] = []
+            for make in WAYS:
+                try:
+                    ways.extend(make(case))
+                except KVTransferError as error:
+                    left_out.append(f"{make.__name__}: {error.message}")
             if not warm:  # what is done only once, such as loading kernels, is nobody's cost
                 _round(target, ways)
                 warm = True
@@ -97,7 +102,7 @@ def bench(
         threads=torch.get_num_threads(),
         repeats=repeats,
         costs=tuple(costs),
-        left_out=tuple(left_out),
+        left_out=tuple(dict.fromkeys(left_out)),
         provenance=Provenance.here(seed=0),
     )
 

@@ -47,7 +47,7 @@ class BenchReport:
     repeats: int
     costs: tuple[Cost, ...]
     left_out: tuple[str, ...]
-    """Lengths that were not measured, and why."""
+    """Lengths and ways that were not measured, and why."""
     provenance: Provenance
 
     def __bool__(self) -> bool:

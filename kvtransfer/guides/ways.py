@@ -1,11 +1,12 @@
 """The ways to a prefix, and on from one, whose cost ``bench`` compares.
 
 A way is something to do, and what its time is a share of. To add one, write a function from a case
-to its ways, and name it in ``WAYS``.
+to its ways, and name it in ``WAYS``; what it raises for a model that cannot do it, is reported.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.transfer import mapped
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.guides.pack import GuidePack
+from kvtransfer.guides.recompute import recompute
 from kvtransfer.hf.cache import write
 from kvtransfer.hf.graft import grafted
 from kvtransfer.hf.model import LanguageModel
@@ -27,6 +29,9 @@ GUIDE = "guide"
 
 STEPS = 16
 """Tokens that are written after a prefix."""
+
+SHARES = (0.05, 0.15, 0.5, 1.0)
+"""Of tokens, that are read again."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -85,6 +90,19 @@ def map_across(case: Case) -> Iterator[Way]:
         )
 
 
+def repair(case: Case) -> Iterator[Way]:
+    """Read a share of the tokens again in the midst of the others. What the cache holds, and so
+    which tokens are chosen, makes no difference to the cost."""
+    few = min(8, case.prefix.tokens)
+    recompute(case.model, case.ids[:, :few], case.prefix.prefix(few), 0.5)  # or say why not
+    for share in SHARES:
+        yield Way(
+            name=f"recompute {share:.0%}",
+            against="prefill",
+            run=partial(recompute, case.model, case.ids, case.prefix, share),
+        )
+
+
 def decode(case: Case) -> Iterator[Way]:
     """Write tokens with transformers' ``generate``: on a graft, on the same cache without one, and
     after nothing."""
@@ -115,5 +133,5 @@ def decode(case: Case) -> Iterator[Way]:
         yield Way(name="decode on a graft", run=on_graft, against=against, tokens=STEPS)
 
 
-WAYS: tuple[Callable[[Case], Iterator[Way]], ...] = (prefill, restore, map_across, decode)
+WAYS: tuple[Callable[[Case], Iterator[Way]], ...] = (prefill, restore, map_across, repair, decode)
 """All of them, in the order of the table."""

@@ -11,8 +11,10 @@ from torch import Tensor, equal
 from kvtransfer.errors import CacheLayoutError
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.guides.bench import _case, _costs, _round, _text, bench
-from kvtransfer.guides.ways import STEPS, WAYS, Case, Way
+from kvtransfer.guides.ways import SHARES, STEPS, WAYS, Case, Way
 from kvtransfer.hf.model import LanguageModel
+
+from ..theorems.compare import cache_error
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +35,10 @@ def ways(case: Case) -> dict[str, Way]:
 def test_only_prefilling_reads_the_prefix(case: Case) -> None:
     read: list[int] = []
 
-    def count(module: object, given: object, named: dict[str, Tensor], out: object) -> None:
+    def count(module: object, given: object, named: dict[str, Tensor]) -> None:
         read.append(named["input_ids"].shape[1])
 
-    hook = case.model.module.base_model.register_forward_hook(count, with_kwargs=True)
+    hook = case.model.module.base_model.register_forward_pre_hook(count, with_kwargs=True)
     found = {}
     try:
         for name, way in ways(case).items():
@@ -51,6 +53,8 @@ def test_only_prefilling_reads_the_prefix(case: Case) -> None:
         "prefill": [24],
         "restore": [],
         "restore + graft": [],
+        # All tokens through the first two layers, and those that were chosen through all.
+        **{f"recompute {share:.0%}": [24, max(1, round(24 * share))] for share in SHARES},
         "decode on its own cache": steps,
         "decode after nothing": steps,
         "decode on a graft": steps,
@@ -63,6 +67,10 @@ def test_what_was_restored_and_what_was_written_are_right(case: Case) -> None:
     restored = found["restore"]
     assert isinstance(restored, KVCache)
     assert all(map(equal, restored.keys, case.prefix.keys))
+    for share in SHARES:  # of an exact cache nothing changes but what rounds otherwise
+        repaired = found[f"recompute {share:.0%}"]
+        assert isinstance(repaired, KVCache)
+        assert cache_error(repaired, case.prefix) < 1e-5
     written = [found[f"decode {where}"] for where in ("on a graft", "on its own cache")]
     for each in (*written, found["decode after nothing"]):
         assert isinstance(each, Tensor)

@@ -12,8 +12,11 @@ from torch import Tensor
 from kvtransfer.errors import CacheLayoutError, IncompatibleModels, RotationError
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.guides.concat import concat
+from kvtransfer.guides.recompute import recompute
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.run import prefill, score
+
+from ..theorems.compare import cache_error
 
 ONE, TWO = torch.arange(5, 45, 3)[None].split([8, 6], dim=1)
 BEGIN = torch.tensor([[0]])
@@ -138,6 +141,17 @@ def test_what_is_known_of_the_pieces_is_said_of_the_whole(model: LanguageModel) 
         "the second of 2 pieces never saw what stands before it; mapped from a; "
         "piece 2: mapped from b"
     )
+
+
+def test_reading_the_later_pieces_again_makes_the_whole_exact(model: LanguageModel) -> None:
+    ids = torch.cat((ONE, TWO), dim=1)
+    joint, right = concat(model, [prefill(model, ONE), prefill(model, TWO)]), prefill(model, ids)
+
+    repaired = recompute(model, ids, joint, 1.0, after=ONE.shape[1])
+
+    assert repaired.approximate is None
+    assert cache_error(joint, right) > 0.01
+    assert cache_error(repaired, right) < 1e-5
 
 
 def test_text_is_read_on_after_all_pieces(model: LanguageModel) -> None:
