@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvtransfer.errors import CacheLayoutError, RotationError
+from kvtransfer.geometry.layout import check_layout
 from kvtransfer.geometry.rotation import Rotation
 
 Block = Float[Tensor, "_b _h _t _d"]
@@ -46,51 +47,9 @@ class KVCache:
     """How often each block had been written to when this value was made."""
 
     def __post_init__(self) -> None:
-        if not self.keys or len(self.keys) != len(self.values):
-            raise CacheLayoutError(
-                f"{len(self.keys)} key layers, {len(self.values)} value layers",
-                hint="a cache has at least one layer, and keys and values in each",
-            )
-        if self.rotations is not None and len(self.rotations) != len(self.keys):
-            raise CacheLayoutError(
-                f"{len(self.rotations)} rotations for {len(self.keys)} layers",
-                hint="name one rotation a layer, None where a layer has no RoPE",
-            )
-        blocks = (*self.keys, *self.values)
-        object.__setattr__(self, "_written", tuple(map(_times_written, blocks)))
-        lengths = {block.shape[2] for block in blocks}
-        if len(lengths) > 1:
-            raise CacheLayoutError(
-                f"layers disagree on length: {sorted(lengths)}",
-                hint="sliding-window layers forget tokens; capture with a plain cache",
-            )
-        if {block.shape[0] for block in blocks} != {self.positions.shape[0]} or lengths != {
-            self.positions.shape[1]
-        }:
-            raise CacheLayoutError(
-                f"blocks of shape {tuple(blocks[0].shape)} with positions of shape "
-                f"{tuple(self.positions.shape)}",
-                hint="positions are (batch, tokens), blocks (batch, kv_heads, tokens, head_dim)",
-            )
-        if self.positions.is_floating_point() or bool((self.positions < 0).any()):
-            raise CacheLayoutError(
-                f"positions of {self.positions.dtype} from {self.positions.min()} on",
-                hint="positions are whole numbers from 0 on",
-            )
-        if self.padding is not None and (
-            self.padding.shape != (self.batch,)
-            or self.padding.is_floating_point()
-            or bool(((self.padding < 0) | (self.padding > self.tokens)).any())
-        ):
-            raise CacheLayoutError(
-                f"padding of {self.padding.tolist()} columns in {self.batch} rows of {self.tokens}",
-                hint="one whole number a row: make a padded batch with stack(caches)",
-            )
-        if len(dtypes := {block.dtype for block in blocks}) > 1:
-            raise CacheLayoutError(
-                f"blocks of several dtypes: {sorted(map(str, dtypes))}",
-                hint="cast the whole cache with cache.to(dtype=…)",
-            )
+        check_layout(self.keys, self.values, self.positions, self.rotations, self.padding)
+        written = tuple(map(_times_written, (*self.keys, *self.values)))
+        object.__setattr__(self, "_written", written)
 
     def __len__(self) -> int:
         """Number of layers."""

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from kvtransfer.errors import CacheLayoutError, KVTransferError, RotationError
 from kvtransfer.geometry.cache import KVCache
@@ -51,16 +53,17 @@ def concat(model: LanguageModel, pieces: Sequence[KVCache]) -> KVCache:
     if len(numbered) < 2:
         return numbered[0][1] if numbered else pieces[0]
 
+    opening = _opening(model)
     placed = [numbered[0][1]]
     reasons = [placed[0].approximate]
     for number, piece in numbered[1:]:
         with _naming(number, len(pieces)):
-            opening = _opening(model, piece)
+            opens = _opens_with(piece, opening)
             start = int(placed[-1].positions.max()) + 1
             # Only where every position is filled is a place in the cache a position.
             move = follow if _filled(placed) else relocate
-            placed.append(move(model, behind(piece, opening), start))
-        if opening:
+            placed.append(move(model, behind(piece, opens), start))
+        if opens:
             reasons.append(f"what opens every text was left out of piece {number}")
         if piece.approximate:
             reasons.append(f"piece {number}: {piece.approximate}")
@@ -97,20 +100,25 @@ def _filled(pieces: Sequence[KVCache]) -> bool:
     return bool((positions == counted).all())
 
 
-def _opening(model: LanguageModel, piece: KVCache) -> int:
-    """How many tokens at the front of ``piece`` are what the tokenizer puts before every text.
+def _opening(model: LanguageModel) -> Float[Tensor, "1 h o d"] | None:
+    """The values, in layer 0, of what the tokenizer puts before every text."""
+    ids = model.opening
+    if len(ids) == 0:
+        return None
+    return read_at(model, ids[None], torch.arange(len(ids), device=model.device)[None]).values[0]
+
+
+def _opens_with(piece: KVCache, opening: Float[Tensor, "1 h o d"] | None) -> int:
+    """How many tokens at the front of ``piece`` are what opens every text.
 
     A cache does not hold ids. Its values of layer 0 are of each token alone, so they tell.
 
     Raises:
         CacheLayoutError: only some of its rows begin so.
     """
-    opening = model.opening
-    length = len(opening)
-    if length == 0 or piece.tokens < length:
+    if opening is None or piece.tokens < opening.shape[2]:
         return 0
-    own = read_at(model, opening[None], torch.arange(length, device=model.device)[None])
-    wanted = own.values[0].float()
+    wanted, length = opening.float(), opening.shape[2]
     found = piece.values[0].float().to(wanted.device)
     near = (found[:, :, :length] - wanted).flatten(1).norm(dim=1)
     others = found[:, :, length:] - wanted[:, :, -1:]

@@ -19,13 +19,12 @@ from jaxtyping import Int
 from rich.table import Table
 from torch import Tensor
 
-from kvtransfer.errors import CacheLayoutError, SchemaError, UnsupportedModel
+from kvtransfer.errors import CacheLayoutError, SchemaError
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.geometry.join import behind, one_after_another
 from kvtransfer.guides.places import Place, lay_out
 from kvtransfer.guides.prompt import NONE, Arguments, Prompt
 from kvtransfer.guides.schema import Parameter, Schema
-from kvtransfer.hf.call import takes
 from kvtransfer.hf.fits import check_fits, check_room
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.rows import check_gaps
@@ -69,16 +68,10 @@ class Modules:
             CacheLayoutError: all modules together are longer than the model's positions, or than
                 one table of its RoPE serves, or a module would be read behind a gap that the
                 model's attention does not count.
-            UnsupportedModel: the model numbers its positions by itself.
         """
         model.require_as_wrapped()
         places = lay_out(model, schema)
         _check_length(model, max(place.end for place in places.values()))
-        if model.spec.positions == "learned" and not takes(model.module, "position_ids"):
-            raise UnsupportedModel(
-                f"{model.spec.name} ({model.spec.architecture}) numbers positions by itself",
-                hint="its modules cannot be read at other places than the first",
-            )
         ids = model.opening
         opening = None
         if len(ids):

@@ -66,7 +66,7 @@ def check_columns(model: LanguageModel, mask: Int[Tensor, "b t"]) -> None:
         None,
     )
     if model.spec.architecture in COUNTS_COLUMNS:
-        narrow = "its attention scores count columns"
+        narrow = "its attention counts columns"
     if narrow is not None:
         raise CacheLayoutError(
             f"padding stands between a prefix and its live tokens, and {model.spec.name} "
@@ -93,16 +93,16 @@ def check_gaps(
         end: Position after the last token that reads them.
         shown: Which of them are tokens; all if not given.
     """
+    always = model.spec.positions == "alibi" or model.spec.architecture in COUNTS_COLUMNS
     windows = any(layer.window is not None for layer in model.spec.layers)
-    if positions.shape[1] == 0 or not (windows or model.spec.positions == "alibi"):
+    if positions.shape[1] == 0 or not (windows or always):
         return
     shown = torch.ones_like(positions) if shown is None else shown.to(positions)
     apart = (positions.diff(dim=1) != 1) & (shown[:, 1:] * shown[:, :-1] == 1)
     first = positions.masked_fill(shown == 0, end).min(dim=1).values
     gaps = apart.any(dim=1)
     reach = end - int(first[gaps].min()) if bool(gaps.any()) else 0
-    counts = "its attention scores count columns" if model.spec.positions == "alibi" else None
-    counts = counts if reach else None
+    counts = "its attention counts columns" if always and reach else None
     for index, layer in enumerate(model.spec.layers):
         # A chunk ends where it ends, so that a row must also begin at 0.
         moved = layer.kind == "chunked" and bool((first > 0).any())

@@ -282,7 +282,8 @@ WINDOWS = {"sliding_window": 12, "sliding_window_pattern": 2}
     [
         ("gemma3_text", WINDOWS, r"layer \d sees 12 columns, of \d+ positions"),
         ("llama4_text", {"attention_chunk_size": 12}, "sees 12 columns"),
-        ("bloom", {}, "its attention scores count columns"),
+        ("bloom", {}, "its attention counts columns"),
+        ("gpt_neo", {"attention_types": [[["global", "local"], 1]]}, "counts columns"),
     ],
 )
 def test_positions_that_stay_empty_are_refused_where_columns_are_counted(
