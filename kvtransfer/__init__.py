@@ -18,14 +18,19 @@ if TYPE_CHECKING:
     from kvtransfer.fitting.texts import builtin, documents
     from kvtransfer.fitting.transfer import transfer
     from kvtransfer.geometry.cache import KVCache
+    from kvtransfer.geometry.join import stack
     from kvtransfer.geometry.spec import ModelSpec
+    from kvtransfer.guides.bench import bench
     from kvtransfer.guides.chat import split_chat
+    from kvtransfer.guides.concat import concat
     from kvtransfer.guides.group_profile import profile_groups
     from kvtransfer.guides.guide import read_guides
     from kvtransfer.guides.ladder import verify
+    from kvtransfer.guides.modules import Modules
     from kvtransfer.guides.pack import GuidePack
     from kvtransfer.guides.recompute import recompute
     from kvtransfer.guides.reuse import reuse
+    from kvtransfer.guides.schema import read_schema
     from kvtransfer.guides.seam import split
     from kvtransfer.hf.adopt import adopt
     from kvtransfer.hf.check import check
@@ -43,10 +48,13 @@ HOMES = {
     "KVTransferError": "errors",
     "LanguageModel": "hf.model",
     "ModelSpec": "geometry.spec",
+    "Modules": "guides.modules",
     "adopt": "hf.adopt",
     "begin": "hf.start",
+    "bench": "guides.bench",
     "builtin": "fitting.texts",
     "check": "hf.check",
+    "concat": "guides.concat",
     "diagnose": "fitting.diagnose",
     "documents": "fitting.texts",
     "evaluate": "evaluation.evaluate",
@@ -58,6 +66,7 @@ HOMES = {
     "probe": "fitting.probe",
     "profile_groups": "guides.group_profile",
     "read_guides": "guides.guide",
+    "read_schema": "guides.schema",
     "recompute": "guides.recompute",
     "refine": "fitting.refine",
     "relocate": "hf.relocate",
@@ -65,6 +74,7 @@ HOMES = {
     "score": "hf.run",
     "split": "guides.seam",
     "split_chat": "guides.chat",
+    "stack": "geometry.join",
     "transfer": "fitting.transfer",
     "verify": "guides.ladder",
     "wrap": "hf.model",
@@ -79,10 +89,13 @@ __all__ = [
     "KVTransferError",
     "LanguageModel",
     "ModelSpec",
+    "Modules",
     "adopt",
     "begin",
+    "bench",
     "builtin",
     "check",
+    "concat",
     "diagnose",
     "documents",
     "evaluate",
@@ -94,6 +107,7 @@ __all__ = [
     "probe",
     "profile_groups",
     "read_guides",
+    "read_schema",
     "recompute",
     "refine",
     "relocate",
@@ -101,6 +115,7 @@ __all__ = [
     "score",
     "split",
     "split_chat",
+    "stack",
     "transfer",
     "verify",
     "wrap",

@@ -7,6 +7,7 @@ KVTransferError
 ├── CacheLayoutError     a cache is not shaped the way its spec promises
 ├── RotationError        rotating what is rotated, or the reverse, or without a table
 ├── TextError            a text or guide file is missing, empty, broken or too short
+├── SchemaError          a schema of prompt modules is malformed, or a prompt does not follow it
 ├── SeamError            prefix and live text do not meet at a token boundary
 ├── UnderdeterminedFit   fewer tokens than the map has unknowns
 ├── BudgetError          no map is as small, or as quick, as was asked
@@ -47,6 +48,10 @@ class RotationError(KVTransferError):
 
 class TextError(KVTransferError):
     """A text or guide file is missing, empty, broken or too short."""
+
+
+class SchemaError(KVTransferError):
+    """A schema of prompt modules is malformed, or a prompt does not follow it."""
 
 
 class SeamError(KVTransferError):

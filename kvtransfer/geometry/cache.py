@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvtransfer.errors import CacheLayoutError, RotationError
+from kvtransfer.geometry.layout import check_layout
 from kvtransfer.geometry.rotation import Rotation
 
 Block = Float[Tensor, "_b _h _t _d"]
@@ -39,46 +40,16 @@ class KVCache:
     approximate: str | None = None
     """Why this is not exactly what the model would make of these tokens in that place; None where
     it is, as far as anybody has said."""
+    padding: Int[Tensor, " _b"] | None = None
+    """How many columns at the left of each row hold nothing, where rows of different lengths are
+    one batch (:func:`kvtransfer.geometry.join.stack`); None where none do."""
     _written: tuple[int, ...] = field(init=False, repr=False)
     """How often each block had been written to when this value was made."""
 
     def __post_init__(self) -> None:
-        if not self.keys or len(self.keys) != len(self.values):
-            raise CacheLayoutError(
-                f"{len(self.keys)} key layers, {len(self.values)} value layers",
-                hint="a cache has at least one layer, and keys and values in each",
-            )
-        if self.rotations is not None and len(self.rotations) != len(self.keys):
-            raise CacheLayoutError(
-                f"{len(self.rotations)} rotations for {len(self.keys)} layers",
-                hint="name one rotation a layer, None where a layer has no RoPE",
-            )
-        blocks = (*self.keys, *self.values)
-        object.__setattr__(self, "_written", tuple(map(_times_written, blocks)))
-        lengths = {block.shape[2] for block in blocks}
-        if len(lengths) > 1:
-            raise CacheLayoutError(
-                f"layers disagree on length: {sorted(lengths)}",
-                hint="sliding-window layers forget tokens; capture with a plain cache",
-            )
-        if {block.shape[0] for block in blocks} != {self.positions.shape[0]} or lengths != {
-            self.positions.shape[1]
-        }:
-            raise CacheLayoutError(
-                f"blocks of shape {tuple(blocks[0].shape)} with positions of shape "
-                f"{tuple(self.positions.shape)}",
-                hint="positions are (batch, tokens), blocks (batch, kv_heads, tokens, head_dim)",
-            )
-        if self.positions.is_floating_point() or bool((self.positions < 0).any()):
-            raise CacheLayoutError(
-                f"positions of {self.positions.dtype} from {self.positions.min()} on",
-                hint="positions are whole numbers from 0 on",
-            )
-        if len(dtypes := {block.dtype for block in blocks}) > 1:
-            raise CacheLayoutError(
-                f"blocks of several dtypes: {sorted(map(str, dtypes))}",
-                hint="cast the whole cache with cache.to(dtype=…)",
-            )
+        check_layout(self.keys, self.values, self.positions, self.rotations, self.padding)
+        written = tuple(map(_times_written, (*self.keys, *self.values)))
+        object.__setattr__(self, "_written", written)
 
     def __len__(self) -> int:
         """Number of layers."""
@@ -95,6 +66,7 @@ class KVCache:
         return (
             f"KVCache({len(self)} layers × {heads} heads × {tokens} tokens × {width}, "
             f"batch {batch}, {self.dtype}, {self.keys_are} keys"
+            f"{'' if self.padding is None else f', padded by {self.padding.tolist()}'}"
             f"{f', {self.note}' if self.note else ''}"
             f"{f', approximate: {self.approximate}' if self.approximate else ''})"
         )
@@ -118,6 +90,22 @@ class KVCache:
     def nbytes(self) -> int:
         """Bytes held by keys and values."""
         return sum(block.numel() * block.element_size() for block in (*self.keys, *self.values))
+
+    @property
+    def mask(self) -> Int[Tensor, "b t"]:
+        """The attention mask of these tokens: 0 for padding, 1 for all others."""
+        columns = torch.arange(self.tokens, device=self.positions.device).expand(self.batch, -1)
+        if self.padding is None:
+            return torch.ones_like(columns)
+        return (columns >= self.padding.to(columns)[:, None]).long()
+
+    def require_unpadded(self, purpose: str) -> None:
+        """Raise CacheLayoutError if rows of different lengths were stacked to this batch."""
+        if self.padding is not None:
+            raise CacheLayoutError(
+                f"rows padded by {self.padding.tolist()} columns cannot be {purpose} together",
+                hint="do it to each cache first, and stack(caches) last",
+            )
 
     def require_unchanged(self) -> None:
         """Raise CacheLayoutError if a block was written to in place since this value was made.
@@ -189,10 +177,12 @@ class KVCache:
                 f"a prefix of {tokens} tokens of a cache that holds {self.tokens}",
                 hint="a cache can only be cut shorter",
             )
+        if tokens < self.tokens:
+            self.require_unpadded("cut")
         self.require_unchanged()
         rotations = self.rotations
         if rotations is not None:
-            rotations = _once_each(rotations, lambda rotation: rotation.prefix(tokens))
+            rotations = once_each(rotations, lambda rotation: rotation.prefix(tokens))
         return replace(
             self,
             keys=tuple(block[:, :, :tokens] for block in self.keys),
@@ -218,6 +208,7 @@ class KVCache:
                 "cached keys are turned to the positions they have, and cannot stand at others",
                 hint="call content() first",
             )
+        self.require_unpadded("taken from")
         if len(index) != self.batch or bool(((index < 0) | (index >= self.tokens)).any()):
             numbers = f"{int(index.min())} to {int(index.max())}" if index.numel() else "none"
             raise CacheLayoutError(
@@ -253,13 +244,14 @@ class KVCache:
         self.require_unchanged()
         rotations = self.rotations
         if rotations is not None:
-            rotations = _once_each(rotations, lambda rotation: rotation.expand(batch))
+            rotations = once_each(rotations, lambda rotation: rotation.expand(batch))
         return replace(
             self,
             keys=tuple(block.expand(batch, -1, -1, -1) for block in self.keys),
             values=tuple(block.expand(batch, -1, -1, -1) for block in self.values),
             positions=self.positions.expand(batch, -1),
             rotations=rotations,
+            padding=None if self.padding is None else self.padding.expand(batch),
         )
 
     def to(
@@ -271,8 +263,13 @@ class KVCache:
             return moved
         rotations = self.rotations
         if rotations is not None:
-            rotations = _once_each(rotations, lambda rotation: rotation.to(device))
-        return replace(moved, positions=self.positions.to(device), rotations=rotations)
+            rotations = once_each(rotations, lambda rotation: rotation.to(device))
+        return replace(
+            moved,
+            positions=self.positions.to(device),
+            rotations=rotations,
+            padding=None if self.padding is None else self.padding.to(device),
+        )
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> "KVCache":
         """Apply ``fn``, which keeps batch and length, to every block, keys and values alike."""
@@ -289,7 +286,7 @@ def _times_written(block: Tensor) -> int:
     return 0 if block.is_inference() else block._version
 
 
-def _once_each(
+def once_each(
     rotations: tuple[Rotation | None, ...], fn: Callable[[Rotation], Rotation]
 ) -> tuple[Rotation | None, ...]:
     """Change each distinct table once: layers share them, and should go on sharing."""

@@ -129,7 +129,7 @@ Arm = CachedArm | RecomputingArm
 
 def _afresh(model: LanguageModel, ids: Int[Tensor, "b t"]) -> Float[Tensor, "b v"]:
     with torch.no_grad():
-        return Reader.over(model, None)(ids, last=True)[:, -1]
+        return Reader.over(model, None, rows=len(ids))(ids, last=True)[:, -1]
 
 
 def _plain(logits: Float[Tensor, "*b v"]) -> Float[Tensor, "*b v"]:

@@ -23,6 +23,10 @@ LEARNED = frozenset(
 ALIBI = frozenset({"bloom", "mpt"})
 """Architectures that add positions to the attention scores; their keys carry none."""
 
+COUNTS_COLUMNS = frozenset({"gpt_neo", "mpt"})
+"""Architectures whose attention counts columns of the cache, also those that a mask hides, without
+their config's windows saying so: ALiBi by column, and a window inside the attention."""
+
 NOPE = frozenset({"jamba", "nemotron_h", "zamba"})
 """Architectures whose attention knows no positions: their recurrent layers do."""
 

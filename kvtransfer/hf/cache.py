@@ -57,16 +57,28 @@ def read(
     )
 
 
-def write(kv: KVCache) -> DynamicCache:
+def write(kv: KVCache, *, masked: bool = False) -> DynamicCache:
     """A fresh cache that a model may go on decoding from; ``kv`` stays as it is.
 
     The layers are plain ones, also for a model with windows: they keep every token, and the
     model's own mask decides which of them a windowed layer sees.
 
+    Args:
+        kv: With keys as a model reads them.
+        masked: Whoever runs the model hides the padding of a stacked batch (``kv.mask``), which a
+            transformers cache cannot tell from tokens.
+
     Raises:
-        CacheLayoutError: the keys carry no positions yet, or something wrote to them in place.
+        CacheLayoutError: the keys carry no positions yet, or something wrote to them in place, or
+            there is padding that nobody hides.
     """
     kv.require_unchanged()
+    if kv.padding is not None and not masked:
+        raise CacheLayoutError(
+            f"rows padded by {kv.padding.tolist()} columns, which a transformers cache cannot hide",
+            hint="use score(…) or grafted(…), which do, or write(kv, masked=True) and give the "
+            "model a mask that begins with kv.mask",
+        )
     if kv.keys_are != "cached":
         raise CacheLayoutError(
             "content keys carry no positions; a model cannot read them",
@@ -99,6 +111,7 @@ def _pairs(cache: Any) -> list[_Pair]:
         )
     if isinstance(cache, KVCache):
         cache.require_unchanged()
+        cache.require_unpadded("read")
         if cache.keys_are != "cached":
             raise CacheLayoutError(
                 "a KVCache of content keys is not as a model made it",

@@ -151,23 +151,6 @@ def check_tables(model: LanguageModel, prefix: KVCache | None, start: int, end: 
         )
 
 
-def next_position(prefix: KVCache | None) -> int:
-    """The position of the first token after ``prefix``.
-
-    Raises:
-        CacheLayoutError: its rows end at different positions.
-    """
-    if prefix is None or prefix.tokens == 0:
-        return 0
-    ends = prefix.positions.max(dim=1).values
-    if bool((ends != ends[0]).any()):
-        raise CacheLayoutError(
-            f"the rows of this prefix end at different positions: {ends.tolist()}",
-            hint="run prompts on prefixes of different lengths one at a time",
-        )
-    return int(ends[0]) + 1
-
-
 def check_ids(model: LanguageModel, ids: Tensor) -> None:
     """Raise CacheLayoutError unless ``ids`` are token ids of ``model``, as (batch, tokens)."""
     embeddings: Any = model.module.get_input_embeddings()

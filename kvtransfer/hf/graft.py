@@ -14,8 +14,9 @@ from kvtransfer.errors import CacheLayoutError
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.hf.cache import write
 from kvtransfer.hf.call import cache_keyword, named_arguments, takes
-from kvtransfer.hf.fits import check_fits, check_padding, check_room, check_tables, next_position
+from kvtransfer.hf.fits import check_fits, check_padding, check_room, check_tables
 from kvtransfer.hf.model import LanguageModel
+from kvtransfer.hf.rows import check_columns, check_gaps, check_one_table, next_positions, span
 
 
 @contextmanager
@@ -23,12 +24,14 @@ def grafted(model: LanguageModel, prefix: KVCache) -> Iterator[DynamicCache]:
     """A cache that holds ``prefix``, for one run of ``model.module`` or its ``generate``.
 
     >>> with grafted(model, prefix) as cache:
-    ...     mask = torch.ones(1, prefix.tokens + live.shape[1], dtype=torch.long)
+    ...     mask = torch.cat((prefix.mask, torch.ones_like(live)), dim=1)
     ...     out = model.module.generate(live, cache=cache, attention_mask=mask)
 
     Within the block every call that uses the cache, or a copy of it, is looked at first, because
     transformers takes a mask of the wrong length, or none, without a word, and drops live tokens
-    or hides the prefix. Positions go on from the prefix's last, also where that is not its length.
+    or hides the prefix. Positions go on from where each row's prefix ends, also where that is not
+    its length. The padding of a stacked batch is hidden, and a mask must say so: it begins with
+    ``prefix.mask``.
 
     Yields:
         The cache. It grows with the run; ``prefix`` stays as it is.
@@ -36,15 +39,17 @@ def grafted(model: LanguageModel, prefix: KVCache) -> Iterator[DynamicCache]:
     Raises:
         CacheLayoutError: the prefix is not shaped as the model's; or, from the call: there are no
             live tokens, or other rows of them than of the prefix, the mask does not span prefix
-            and live tokens, positions do not go on from the prefix's, the cache has grown under
-            another prompt, or the model's table changes at that length.
+            and live tokens or shows its padding or hides its tokens, positions do not go on from
+            the prefix's, the cache has grown under another prompt, the model's table changes at
+            that length, or its attention counts padding as tokens.
         IncompatibleModels: it is another model's cache.
     """
     check_fits(model, prefix)
-    cache = write(prefix)
+    cache = write(prefix, masked=True)
     mark = uuid4().hex
     cache.graft = mark  # type: ignore[attr-defined]  # copies of the cache carry it along
-    shift = next_position(prefix) - prefix.tokens
+    # How far each row's positions are ahead of its tokens.
+    shift = (next_positions(prefix) - prefix.mask.sum(dim=1))[:, None]
     module: Any = model.module
     inner, outer = module.base_model, module.__dict__.get("generate")
 
@@ -58,16 +63,28 @@ def grafted(model: LanguageModel, prefix: KVCache) -> Iterator[DynamicCache]:
             return None
         ids, embeddings = call.get("input_ids"), call.get("inputs_embeds")
         live = embeddings if ids is None else ids
-        positions, padding = _positions(prefix, held, live, call.get("attention_mask"))
+        if live is None or live.shape[1] == 0:
+            raise _no_live_tokens()
+        mask = _mask(prefix, held, live, call.get("attention_mask"))
+        counted, padding = _count(held, live, mask)
+        positions = counted + shift.to(counted)
         cached = held.get_seq_length()
-        _require_same(positions, call.get("position_ids"), padding, cached, shift)
+        _require_same((counted, positions), call.get("position_ids"), padding, cached)
         if ids is not None and ids.shape[1] > 1 and call.get("attention_mask") is None:
             check_padding(model, ids)
-        start = cached + shift
-        check_room(model, start + positions.shape[1])
-        check_tables(model, prefix, start, start + positions.shape[1])
-        numbered = {"position_ids": positions + shift} if takes(part, "position_ids") else {}
-        return (), call | numbered
+        ends = positions[:, -1] + 1
+        start, end = span(
+            positions.masked_fill(padding, torch.iinfo(torch.long).max).min(dim=1).values, ends
+        )
+        check_room(model, end)
+        check_tables(model, prefix, start, end)
+        check_one_table(model, ends)
+        check_gaps(model, prefix.positions, end, shown=prefix.mask)
+        changed = {"position_ids": positions} if takes(part, "position_ids") else {}
+        if mask is not None:
+            check_columns(model, mask)
+            changed["attention_mask"] = mask
+        return (), call | changed
 
     plain = module.generate
 
@@ -77,7 +94,10 @@ def grafted(model: LanguageModel, prefix: KVCache) -> Iterator[DynamicCache]:
             offered = (inputs, named.get("input_ids"), named.get("inputs_embeds"))
             live = next((each for each in offered if each is not None), None)
             _check_prompt(held, live, named.get("attention_mask"))
-            _check_rows(prefix, live, _width(module, named))
+            width = _width(module, named)
+            _check_rows(prefix, live, width)
+            # Now, for generate drops a mask that shows everything.
+            _require_own(prefix.mask[::width], named["attention_mask"])
         return plain(inputs, *given, **named)
 
     hook = inner.register_forward_pre_hook(look, with_kwargs=True)
@@ -126,13 +146,15 @@ def _check_rows(prefix: KVCache, live: Tensor | None, width: int) -> None:
     if prefix.batch != prompts * width:
         raise CacheLayoutError(
             f"a prefix of batch {prefix.batch} under {prompts} prompts of {width} beams or answers",
-            hint=f"share one sequence's prefix with cache.expand({prompts * width})",
+            hint=f"share one sequence's prefix with cache.expand({prompts * width}), or give each "
+            f"prompt {width} rows of its own: stack([cache.expand({width}), …])",
         )
     keys = prefix.keys[0].unflatten(0, (prompts, width))
-    if not bool((keys == keys[:, :1]).all()):
+    shown = prefix.mask.unflatten(0, (prompts, width))
+    if not bool((keys == keys[:, :1]).all()) or not bool((shown == shown[:, :1]).all()):
         raise CacheLayoutError(
             f"the {width} beams or answers of one prompt stand on different prefixes",
-            hint="expand one sequence's prefix, and run one prompt at a time",
+            hint=f"rows of one prompt stand together: stack([cache.expand({width}), …])",
         )
 
 
@@ -143,16 +165,14 @@ def _no_live_tokens() -> CacheLayoutError:
     )
 
 
-def _positions(
-    prefix: KVCache, held: DynamicCache, live: Tensor | None, mask: Any
-) -> tuple[Int[Tensor, "b s"], Bool[Tensor, "b s"]]:
-    """Where live tokens stand, as if the prefix began at 0, and which of them are left padding.
+def _mask(
+    prefix: KVCache, held: DynamicCache, live: Tensor, given: Any
+) -> Int[Tensor, "b t"] | None:
+    """The mask to run with, which hides the prefix's padding; None where nothing is hidden.
 
     Raises:
-        CacheLayoutError: there are none, or the mask or the batch does not go with the cache.
+        CacheLayoutError: mask or batch do not go with the cache.
     """
-    if live is None or live.shape[1] == 0:
-        raise _no_live_tokens()
     cached, (rows, length) = held.get_seq_length(), live.shape[:2]
     layers: Any = held.layers
     if len(layers[0].keys) != rows:
@@ -160,37 +180,64 @@ def _positions(
             f"{rows} rows of live tokens on a prefix of batch {len(layers[0].keys)}",
             hint=f"share one sequence's prefix with cache.expand({rows})",
         )
-    counted = torch.arange(cached, cached + length, device=live.device).expand(rows, -1)
-    if not isinstance(mask, Tensor) or mask.ndim != 2:
-        return counted, torch.zeros_like(counted, dtype=torch.bool)
-    if mask.shape != (rows, cached + length):
+    own = prefix.mask.to(live.device)
+    if given is None and prefix.padding is not None:
+        return torch.cat((own, own.new_ones(rows, cached - prefix.tokens + length)), dim=1)
+    if not isinstance(given, Tensor) or given.ndim != 2:
+        if prefix.padding is not None:
+            raise CacheLayoutError(
+                f"rows padded by {prefix.padding.tolist()} columns, and a mask that does not say "
+                "token by token what is hidden",
+                hint="give a mask of shape (batch, prefix and live tokens)",
+            )
+        return None
+    if given.shape != (rows, cached + length):
         raise CacheLayoutError(
-            f"an attention mask of shape {tuple(mask.shape)}, where the cache holds "
+            f"an attention mask of shape {tuple(given.shape)}, where the cache holds "
             f"{_held(cached, prefix)} and {length} live ones follow",
             hint=f"a mask spans prefix and live tokens: torch.ones({rows}, {cached} + {length})",
         )
-    if not bool(mask[:, : prefix.tokens].all()):
-        raise CacheLayoutError(
-            "the attention mask hides tokens of the prefix",
-            hint="cut the prefix instead, or edit its cache",
-        )
-    seen = mask[:, prefix.tokens :].long().cumsum(dim=1)[:, -length:]
-    return (prefix.tokens + seen - 1).clamp_min(0), mask[:, -length:] == 0
+    _require_own(own, given)
+    return given.long()
+
+
+def _require_own(own: Int[Tensor, "b t"], given: Tensor) -> None:
+    """Raise CacheLayoutError unless a mask begins with the prefix's own."""
+    begins, own = given[:, : own.shape[1]], own.to(given.device)
+    if bool((begins == own).all()):
+        return
+    shows = bool((begins > own).any())
+    raise CacheLayoutError(
+        f"the attention mask {'shows padding' if shows else 'hides tokens'} of the prefix",
+        hint="begin it with prefix.mask: torch.cat((prefix.mask, live_mask), dim=1)"
+        if shows
+        else "cut the prefix instead, or edit its cache",
+    )
+
+
+def _count(
+    held: DynamicCache, live: Tensor, mask: Tensor | None
+) -> tuple[Int[Tensor, "b s"], Bool[Tensor, "b s"]]:
+    """Where live tokens stand, as if each prefix began at 0, and which of them are padding."""
+    cached, (rows, length) = held.get_seq_length(), live.shape[:2]
+    if mask is None:
+        counted = torch.arange(cached, cached + length, device=live.device).expand(rows, -1)
+        return counted, torch.zeros_like(counted, dtype=torch.bool)
+    seen = mask.long().cumsum(dim=1)[:, -length:]
+    return (seen - 1).clamp_min(0), mask[:, -length:] == 0
 
 
 def _require_same(
-    expected: Tensor, given: Tensor | None, padding: Tensor, cached: int, shift: int
+    right: tuple[Tensor, Tensor], given: Tensor | None, padding: Tensor, cached: int
 ) -> None:
     """Raise CacheLayoutError where a caller numbers live tokens in another way."""
     # generate counts from the cache's length; who knows where a moved prefix ends may say so. What
     # it says of padding does not matter.
-    if given is None or any(
-        bool(((given == right) | padding).all()) for right in (expected, expected + shift)
-    ):
+    if given is None or any(bool(((given == each) | padding).all()) for each in right):
         return
     raise CacheLayoutError(
         f"live tokens at positions {given.flatten().tolist()[:4]}…, where the cache holds {cached} "
-        f"tokens and they go on at {expected.flatten().tolist()[:4]}…",
+        f"tokens and they go on at {right[0].flatten().tolist()[:4]}…",
         hint="leave position_ids out, give a mask over prefix and live tokens, and graft anew for "
         "each prompt",
     )

@@ -1,6 +1,6 @@
 """Move a cache to other positions: the keys are turned on, and nothing else changes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from kvtransfer.errors import RotationError
@@ -26,7 +26,28 @@ def relocate(model: LanguageModel, cache: KVCache, start: int) -> KVCache:
         CacheLayoutError: the cache is not shaped as the model's, or would end beyond its context.
         IncompatibleModels: it is another model's cache.
     """
+    return _moved(model, cache, start, _obstacles)
+
+
+def follow(model: LanguageModel, cache: KVCache, start: int) -> KVCache:
+    """As :func:`relocate`, for a cache that is put behind others, which fill every position from 0
+    to ``start - 1``.
+
+    What counts from a cache's first token, as ALiBi and chunks do, then counts right, so that less
+    is refused. Exact in layer 0, where a token stands alone; whoever puts it there says of the
+    other layers that they are not.
+
+    Raises:
+        RotationError, CacheLayoutError, IncompatibleModels: as :func:`relocate`.
+    """
+    return _moved(model, cache, start, _lasting_obstacles)
+
+
+def _moved(
+    model: LanguageModel, cache: KVCache, start: int, obstacles: Callable[..., Iterator[str]]
+) -> KVCache:
     check_fits(model, cache)
+    cache.require_unpadded("moved")
     if cache.tokens == 0:
         return cache
     shift = start - int(cache.positions.min())
@@ -39,7 +60,7 @@ def relocate(model: LanguageModel, cache: KVCache, start: int) -> KVCache:
     check_room(model, ends[1])
     # A prefix that was cut from a longer text may carry that text's table.
     check_tables(model, cache, ends[0], ends[0])
-    for reason in _obstacles(model, *ends):
+    for reason in obstacles(model, *ends):
         raise RotationError(
             f"a cache of {model.spec.name} ({model.spec.architecture}) cannot be moved: {reason}",
             hint="prefill the text where it is needed",
@@ -50,22 +71,26 @@ def relocate(model: LanguageModel, cache: KVCache, start: int) -> KVCache:
 
 def _obstacles(model: LanguageModel, old_end: int, new_end: int) -> Iterator[str]:
     """Why turning the keys would not be enough."""
-    if model.spec.positions == "learned":
-        yield "its positions are added to the embeddings, and so inside keys and values"
+    yield from _lasting_obstacles(model, old_end, new_end)
     if model.spec.positions == "alibi":
         yield "its attention scores count positions from the cache's first token"
-    ends = old_end, new_end
     for index, layer in enumerate(model.spec.layers):
         if layer.kind == "chunked":
             yield f"layer {index} sees chunks of {layer.window} positions, counted from 0"
-        if layer.rotation is None:
-            continue
-        scaling = dict(layer.rotation.scaling)
+        scaling = dict(layer.rotation.scaling) if layer.rotation else {}
         original = scaling.get("original_max_position_embeddings") or 0
-        if scaling.get(GROWING_QUERIES) and max(ends) > original:
+        if scaling.get(GROWING_QUERIES) and max(old_end, new_end) > original:
             yield f"beyond {original} its queries grow with their position ({GROWING_QUERIES})"
-        limit = layer.rotation.fixed_up_to
-        if limit is None or max(ends) <= limit:
+
+
+def _lasting_obstacles(model: LanguageModel, old_end: int, new_end: int) -> Iterator[str]:
+    """Why it would not be enough even where all positions before it are filled."""
+    if model.spec.positions == "learned":
+        yield "its positions are added to the embeddings, and so inside keys and values"
+    ends = old_end, new_end
+    for layer in model.spec.layers:
+        limit = layer.rotation.fixed_up_to if layer.rotation else None
+        if layer.rotation is None or limit is None or max(ends) <= limit:
             continue
         if layer.rotation.type != "longrope" or min(ends) <= limit:
             yield (

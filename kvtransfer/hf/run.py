@@ -18,9 +18,16 @@ from kvtransfer.hf.fits import (
     check_padding,
     check_room,
     check_tables,
-    next_position,
 )
 from kvtransfer.hf.model import LanguageModel
+from kvtransfer.hf.rows import (
+    check_columns,
+    check_gaps,
+    check_live,
+    check_one_table,
+    next_positions,
+    span,
+)
 
 
 def prefill(model: LanguageModel, ids: Int[Tensor, "b t"]) -> KVCache:
@@ -40,49 +47,101 @@ def prefill(model: LanguageModel, ids: Int[Tensor, "b t"]) -> KVCache:
 
 
 def read_at(
-    model: LanguageModel, ids: Int[Tensor, "b t"], positions: Int[Tensor, "b t"]
+    model: LanguageModel,
+    ids: Int[Tensor, "b t"],
+    positions: Int[Tensor, "b t"],
+    *,
+    behind: KVCache | None = None,
 ) -> KVCache:
-    """The cache that ``model`` makes of ``ids`` alone, as if they stood at ``positions``."""
+    """The cache that ``model`` makes of ``ids`` as if they stood at ``positions``.
+
+    Args:
+        model: Reads them.
+        ids: The tokens.
+        positions: Of each of them, with gaps or without.
+        behind: What they see before them, wherever it stands; the result begins with it, bit for
+            bit. Nothing if not given.
+    """
     model.require_as_wrapped()
-    ids = ids.to(model.device)
+    held = None if behind is None else write(behind)
+    if behind is not None:
+        positions = torch.cat((behind.positions, positions.to(behind.positions)), dim=1)
     # Asked before the forward: a dynamic table remembers longer texts read earlier, and asking
     # for this length sets it back.
     rotations = model.rotary(positions)
-    cache = DynamicCache()  # plain layers: they keep every token, also where the model has windows
-    decoder = model.module.base_model  # the language-model head would be computed for nothing
-    with torch.no_grad():
-        call(decoder, ids, cache, positions, torch.ones_like(ids))
+    cache = fill(model, ids, positions[:, -ids.shape[1] :], cache=held)
     return read(cache, positions, rotations=rotations, model=model.spec.identity)
 
 
+def fill(
+    model: LanguageModel,
+    ids: Int[Tensor, "b t"],
+    positions: Int[Tensor, "b t"],
+    *,
+    cache: DynamicCache | None = None,
+) -> DynamicCache:
+    """Run the model on ``ids``, for the sake of what it keeps of them, behind ``cache``.
+
+    A fresh cache has plain layers: they keep every token, also where the model has windows.
+    """
+    cache = DynamicCache() if cache is None else cache
+    ids = ids.to(model.device)
+    mask = ids.new_ones(len(ids), cache.get_seq_length() + ids.shape[1])
+    decoder = model.module.base_model  # the language-model head would be computed for nothing
+    with torch.no_grad():
+        call(decoder, ids, cache, positions.to(model.device), mask)
+    return cache
+
+
 def score(
-    model: LanguageModel, ids: Int[Tensor, "b s"], prefix: KVCache | None = None
+    model: LanguageModel,
+    ids: Int[Tensor, "b s"],
+    prefix: KVCache | None = None,
+    *,
+    mask: Int[Tensor, "_b _s"] | None = None,
 ) -> Float[Tensor, "b s v"]:
     """Next-token logits after each of ``ids``, read on top of ``prefix``.
 
     The prefix stays as it is, and may be used again.
 
+    Args:
+        model: Reads.
+        ids: Live tokens, a row a prompt.
+        prefix: As many rows: one prefix for all (``cache.expand(n)``), or different ones
+            (``stack(caches)``).
+        mask: Over the live tokens: 0 for padding at the left of shorter prompts. What is returned
+            there means nothing.
+
     Raises:
-        CacheLayoutError: there is nothing to read, the prefix is shaped for another model, or its
-            keys were turned by another table than the model has for the whole length.
+        CacheLayoutError: there is nothing to read, the prefix is shaped for another model, its
+            keys were turned by another table than the model has for the whole length, or rows are
+            padded where the model's attention counts padding as tokens.
         IncompatibleModels: the prefix belongs to another model, or does not say to which.
     """
     with torch.no_grad():
-        return logits_on(model, ids, prefix)
+        return logits_on(model, ids, prefix, mask=mask)
 
 
 def logits_on(
-    model: LanguageModel, ids: Int[Tensor, "b s"], prefix: KVCache | None = None
+    model: LanguageModel,
+    ids: Int[Tensor, "b s"],
+    prefix: KVCache | None = None,
+    *,
+    mask: Int[Tensor, "_b _s"] | None = None,
 ) -> Float[Tensor, "b s v"]:
     """As :func:`score`, and differentiable in the prefix's keys and values."""
     check_ids(model, ids)
     if prefix is not None and prefix.batch != len(ids):
         raise CacheLayoutError(
             f"a prefix of batch {prefix.batch} under live tokens of batch {len(ids)}",
-            hint="share one prefix among several prompts with cache.expand(n)",
+            hint="share one prefix among several prompts with cache.expand(n), or give each its "
+            "own with stack(caches)",
         )
-    check_padding(model, ids)
-    return Reader.over(model, prefix)(ids)
+    if mask is None:
+        check_padding(model, ids)
+    else:
+        check_live(ids, mask)
+    return Reader.over(model, prefix, rows=len(ids))(ids, mask)
 
 
 def generate(
@@ -122,62 +181,86 @@ class Reader:
     model: LanguageModel
     prefix: KVCache | None
     cache: DynamicCache
-    position: int
-    """Of the next token."""
+    seen: Int[Tensor, "b t"]
+    """Which columns of the cache are tokens."""
+    next: Int[Tensor, " b"]
+    """The position of each row's next token."""
 
     @classmethod
-    def over(cls, model: LanguageModel, prefix: KVCache | None) -> "Reader":
-        """One that has read ``prefix``, which stays as it is.
+    def over(cls, model: LanguageModel, prefix: KVCache | None, *, rows: int = 1) -> "Reader":
+        """One that has read ``prefix``, which stays as it is, and goes on with ``rows`` sequences.
 
         Raises:
             CacheLayoutError, IncompatibleModels: it cannot be read by ``model``.
         """
         if prefix is not None:
             check_fits(model, prefix)
-        cache = DynamicCache() if prefix is None else write(prefix)
-        return cls(model, prefix, cache, next_position(prefix))
+        cache = DynamicCache() if prefix is None else write(prefix, masked=True)
+        seen = torch.ones(rows, 0, dtype=torch.long) if prefix is None else prefix.mask
+        starts = next_positions(prefix, rows)
+        return cls(model, prefix, cache, seen.to(model.device), starts.to(model.device))
 
-    def __call__(self, ids: Int[Tensor, "b s"], *, last: bool = False) -> Float[Tensor, "b _s v"]:
+    def __call__(
+        self,
+        ids: Int[Tensor, "b s"],
+        live: Int[Tensor, "b s"] | None = None,
+        *,
+        last: bool = False,
+    ) -> Float[Tensor, "b _s v"]:
         """The logits after each of ``ids``, or after the last of them alone.
+
+        Args:
+            ids: What comes next.
+            live: Which of them are tokens, the others being padding; None for all.
+            last: Whether only the last logits are wanted.
 
         Raises:
             CacheLayoutError: there are none of them, or more than the model has positions for, or
                 its table changes at that length.
         """
-        model, length = self.model, ids.shape[1]
-        if length == 0:
+        model = self.model
+        if ids.shape[1] == 0:
             raise CacheLayoutError(
                 "there are no live tokens after the prefix, and a cache holds no logits",
                 hint="keep the last prompt token out of the prefix",
             )
-        end = self.position + length
+        ids = ids.to(model.device)
+        live = torch.ones_like(ids) if live is None else live.to(ids)
+        ends = self.next + live.sum(dim=1)
+        start, end = span(self.next, ends)
         check_room(model, end)
-        check_tables(model, self.prefix, self.position, end)
-        positions = torch.arange(self.position, end, device=model.device).expand(len(ids), -1)
+        check_tables(model, self.prefix, start, end)
+        check_one_table(model, ends)
+        if self.prefix is not None:
+            check_gaps(model, self.prefix.positions, end, shown=self.prefix.mask)
+        mask = self.mask(live)
+        check_columns(model, mask)
         output = call(
             model.module,
-            ids.to(model.device),
+            ids,
             self.cache,
-            positions,
-            self.mask(len(ids), length).to(model.device),
+            (self.next[:, None] + live.cumsum(dim=1) - 1).clamp_min(0),  # padding stands anywhere
+            mask,
             logits_to_keep=1 if last else 0,
         )
-        self.position = end
+        self.seen, self.next = mask, ends
         logits = output.logits
         assert isinstance(logits, Tensor)  # transformers leaves it untyped
         return logits
 
-    def mask(self, rows: int, length: int) -> Int[Tensor, "b t"]:
+    def mask(self, live: Int[Tensor, "b s"]) -> Int[Tensor, "b t"]:
         """Of the whole length, always.
 
         Without one, transformers takes positions that do not start at 0 for packed sequences, and
         cuts the prefix off.
         """
-        return torch.ones(rows, self.cache.get_seq_length() + length, dtype=torch.long)
+        return torch.cat((self.seen, live), dim=1)
 
     def widen(self, rows: int) -> None:
         """Go on with ``rows`` sequences that all begin with what has been read."""
         self.cache.batch_repeat_interleave(rows)
+        self.seen = self.seen.repeat_interleave(rows, dim=0)
+        self.next = self.next.repeat_interleave(rows)
 
 
 def _end_tokens(model: LanguageModel) -> frozenset[int]:

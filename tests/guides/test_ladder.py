@@ -108,8 +108,8 @@ def test_what_is_followed_is_what_the_model_writes(model: LanguageModel) -> None
 class Shortened(Reader):
     """Hides the first token, as a mask does that is a column short on the left."""
 
-    def mask(self, rows: int, length: int) -> Tensor:
-        mask = super().mask(rows, length)
+    def mask(self, live: Tensor) -> Tensor:
+        mask = super().mask(live)
         mask[:, 0] = 0
         return mask
 
@@ -117,9 +117,9 @@ class Shortened(Reader):
 class ShortenedLater(Reader):
     """The same, once it writes."""
 
-    def mask(self, rows: int, length: int) -> Tensor:
-        mask = super().mask(rows, length)
-        if length == 1:
+    def mask(self, live: Tensor) -> Tensor:
+        mask = super().mask(live)
+        if live.shape[1] == 1:
             mask[:, 0] = 0
         return mask
 
@@ -133,7 +133,7 @@ def _on(
 ) -> CachedArm:
     """An arm as D, with another reader, a changed cache, or live tokens further on."""
     reader = kind.over(model, change(prefill(model, prompt.hidden[None])))
-    made = kind(model, reader.prefix, reader.cache, reader.position + shift)
+    made = kind(model, reader.prefix, reader.cache, reader.seen, reader.next + shift)
     arm = CachedArm.over(made, prompt.live, uniform=numbers(SEEDS, TOKENS))
     arm.ids = torch.cat((prompt.hidden, prompt.live))
     return arm
@@ -198,8 +198,7 @@ def all_shifted(model: LanguageModel, prompt: Prompt, made: dict[str, Arm]) -> N
 def uncached(model: LanguageModel, prompt: Prompt, made: dict[str, Arm]) -> None:
     """A model whose cached decoding is not what it computes without a cache."""
     whole = torch.cat((prompt.hidden, prompt.live))
-    plain = Reader.over(model, None)
-    reader = ShortenedLater(model, None, plain.cache, 0)
+    reader = ShortenedLater.over(model, None)
     made["B"] = CachedArm.over(reader, whole, uniform=numbers(SEEDS, TOKENS))
 
 

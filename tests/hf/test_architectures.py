@@ -27,8 +27,10 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from kvtransfer.errors import RotationError, UnsupportedModel
+from kvtransfer.errors import CacheLayoutError, RotationError, UnsupportedModel
+from kvtransfer.geometry.join import stack
 from kvtransfer.geometry.spec import ModelSpec
+from kvtransfer.hf.architectures import COUNTS_COLUMNS
 from kvtransfer.hf.model import LanguageModel, require_kv, wrap
 from kvtransfer.hf.relocate import relocate
 from kvtransfer.hf.run import generate, prefill, score
@@ -504,6 +506,33 @@ def test_what_is_written_after_a_prefix_is_the_models_own_choice(tried: Tried) -
         text = torch.cat((text, torch.tensor([[token]])), dim=1)
     if len(written) < 3:
         assert int(joint_logits(tried.model, text)[0, -1].argmax()) == 0  # the end of the sequence
+
+
+@pytest.mark.parametrize("lives", [(5, 5, 5), (6, 3, 4)], ids=["of one length", "padded"])
+def test_rows_of_a_batch_are_read_as_alone_or_are_refused(
+    tried: Tried, lives: tuple[int, ...]
+) -> None:
+    """Three prefixes of their own lengths, and prompts of one length or padded at the left."""
+    model, ids = tried.model, tried.ids
+    prefixes = [
+        prefill(model, ids[:, start : start + n]) for start, n in ((0, 20), (3, 5), (9, 12))
+    ]
+    prompts = [ids[:, row : row + n] for row, n in enumerate(lives)]
+    live = torch.full((3, max(lives)), 7)
+    mask = torch.zeros_like(live)
+    for row, prompt in enumerate(prompts):
+        live[row, -prompt.shape[1] :], mask[row, -prompt.shape[1] :] = prompt[0], 1
+    narrow = any(layer.window is not None and layer.window < 26 for layer in model.spec.layers)
+
+    if len(set(lives)) > 1 and (narrow or model.spec.architecture in COUNTS_COLUMNS):
+        with pytest.raises(CacheLayoutError, match="counts it"):
+            score(model, live, stack(prefixes), mask=mask)
+        return
+    together = score(model, live, stack(prefixes), mask=mask)
+
+    for row, (prefix, prompt) in enumerate(zip(prefixes, prompts, strict=True)):
+        alone = score(model, prompt, prefix)
+        assert relative_error(together[row : row + 1, -prompt.shape[1] :], alone) < 1e-4
 
 
 @pytest.mark.parametrize("architecture", REFUSED)

@@ -1,0 +1,177 @@
+"""Put caches together, as values: one after another in one row, or as rows of one batch."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from kvtransfer.errors import CacheLayoutError
+from kvtransfer.geometry.cache import KVCache, once_each
+from kvtransfer.geometry.rotation import Rotation
+
+Rotations = tuple[Rotation | None, ...]
+
+
+def one_after_another(pieces: Sequence[KVCache]) -> KVCache:
+    """The tokens of all pieces in one cache, in that order, at the positions that they have.
+
+    Nothing is turned, and nothing is said of what the pieces did not see of each other.
+
+    Raises:
+        CacheLayoutError: there is none, or they differ in model, layers, heads, widths, dtype,
+            device, batch or kind of keys.
+    """
+    first = _alike(pieces, "piece")
+    for number, piece in enumerate(pieces, 1):
+        piece.require_unpadded("put one after another")
+        if piece.batch != first.batch:
+            raise CacheLayoutError(
+                f"piece 1 is of batch {first.batch}, piece {number} of batch {piece.batch}",
+                hint="share one sequence's cache among several with cache.expand(n)",
+            )
+    return replace(
+        first,
+        keys=_joined([piece.keys for piece in pieces], dim=2),
+        values=_joined([piece.values for piece in pieces], dim=2),
+        positions=torch.cat([piece.positions for piece in pieces], dim=1),
+        rotations=_joined_rotations([piece.rotations for piece in pieces], dim=1),
+    )
+
+
+def stack(caches: Sequence[KVCache]) -> KVCache:
+    """The rows of all caches as one batch: different prefixes for different prompts.
+
+    Shorter ones are padded at the left, with columns that hold nothing. ``score`` and ``grafted``
+    hide those, and number the live tokens of each row from where its own prefix ends; ``mask`` of
+    the result is the prefix's part of an attention mask. Beams and several answers need a row each:
+    ``stack([one.expand(3), other.expand(3)])``.
+
+    Raises:
+        CacheLayoutError: there is none, or they differ in model, layers, heads, widths, dtype,
+            device or kind of keys.
+    """
+    first = _alike(caches, "cache")
+    length = max(cache.tokens for cache in caches)
+    padding = torch.cat([length - cache.mask.sum(dim=1) for cache in caches])
+    turned = next((cache.rotations for cache in caches if cache.tokens), first.rotations)
+    wide = [_padded(cache, length - cache.tokens, turned) for cache in caches]
+    reasons = [cache.approximate for cache in caches]
+    if len(set(reasons)) > 1:
+        reasons = [each and f"cache {number}: {each}" for number, each in enumerate(reasons, 1)]
+    return replace(
+        first,
+        keys=_joined([cache.keys for cache in wide], dim=0),
+        values=_joined([cache.values for cache in wide], dim=0),
+        positions=torch.cat([cache.positions for cache in wide]),
+        rotations=_joined_rotations([cache.rotations for cache in wide], dim=0),
+        padding=padding if bool(padding.any()) else None,
+        approximate="; ".join(dict.fromkeys(filter(None, reasons))) or None,
+        note=", ".join(dict.fromkeys(cache.note for cache in caches if cache.note)) or None,
+    )
+
+
+def _padded(cache: KVCache, columns: int, like: Rotations | None) -> KVCache:
+    """Empty columns at the left, at position 0, turned as ``like`` would turn them."""
+    if columns == 0:
+        return cache
+    rotations = cache.rotations
+    if rotations is not None and like is not None:
+        still = once_each(like, lambda table: _still(table, columns, rows=cache.batch))
+        rotations = _joined_rotations([still, rotations], dim=1)
+    return replace(
+        cache,
+        keys=tuple(pad(block, (0, 0, columns, 0)) for block in cache.keys),
+        values=tuple(pad(block, (0, 0, columns, 0)) for block in cache.values),
+        positions=pad(cache.positions, (columns, 0)),
+        rotations=rotations,
+        padding=None,
+    )
+
+
+def _still(table: Rotation, columns: int, *, rows: int) -> Rotation:
+    """The table of position 0: no turn, but the stretch of any other position."""
+    size = rows, columns, table.cos.shape[2]
+    if table.cos.shape[1] == 0:  # nobody has any tokens
+        return replace(table, cos=table.cos.new_ones(size), sin=table.sin.new_zeros(size))
+    stretch = (table.cos[:1, -1:].square() + table.sin[:1, -1:].square()).sqrt()
+    return replace(table, cos=stretch.expand(size), sin=table.sin.new_zeros(size))
+
+
+def behind(cache: KVCache, tokens: int) -> KVCache:
+    """The cache without its first ``tokens`` tokens, behind which the others were read."""
+    cache.require_unchanged()
+    cache.require_unpadded("cut")
+    return replace(
+        cache,
+        keys=tuple(block[:, :, tokens:] for block in cache.keys),
+        values=tuple(block[:, :, tokens:] for block in cache.values),
+        positions=cache.positions[:, tokens:],
+        rotations=None
+        if cache.rotations is None
+        else once_each(
+            cache.rotations,
+            lambda table: replace(table, cos=table.cos[:, tokens:], sin=table.sin[:, tokens:]),
+        ),
+    )
+
+
+def _alike(caches: Sequence[KVCache], word: str) -> KVCache:
+    """The first of ``caches``, once the others are seen to be of its kind."""
+    if not caches:
+        raise CacheLayoutError(f"no {word}s to put together", hint="give at least one cache")
+    for cache in caches:
+        cache.require_unchanged()
+    first = _traits(caches[0])
+    for number, cache in enumerate(caches, 1):
+        for trait, found in _traits(cache).items():
+            if found != first[trait]:
+                raise CacheLayoutError(
+                    f"{word} 1 and {word} {number} differ in {trait}: {first[trait]} and {found}",
+                    hint="only caches that one model reads in one dtype can be put together",
+                )
+    return caches[0]
+
+
+def _traits(cache: KVCache) -> dict[str, object]:
+    return {
+        "model": cache.model,
+        "dtype": cache.dtype,
+        "device": str(cache.keys[0].device),
+        "kind of keys": cache.keys_are,
+        "layers": len(cache),
+        "heads and widths": [
+            (keys.shape[1], keys.shape[3], values.shape[3]) for keys, values in cache
+        ],
+    }
+
+
+def _joined(blocks: Sequence[tuple[Tensor, ...]], *, dim: int) -> tuple[Tensor, ...]:
+    return tuple(torch.cat(layer, dim=dim) for layer in zip(*blocks, strict=True))
+
+
+def _joined_rotations(rotations: Sequence[Rotations | None], *, dim: int) -> Rotations | None:
+    """Tables end to end; None as soon as one is not known. Layers go on sharing theirs."""
+    known = [each for each in rotations if each is not None]
+    if len(known) < len(rotations):
+        return None
+    made: dict[tuple[int, ...], Rotation | None] = {}
+    found = []
+    for layer in zip(*known, strict=True):
+        which = tuple(map(id, layer))
+        if which not in made:
+            made[which] = _end_to_end(layer, dim=dim)
+        found.append(made[which])
+    return tuple(found)
+
+
+def _end_to_end(tables: Sequence[Rotation | None], *, dim: int) -> Rotation | None:
+    turning = [table for table in tables if table is not None]
+    if len(turning) < len(tables):
+        return None
+    return replace(
+        turning[0],
+        cos=torch.cat([table.cos for table in turning], dim=dim),
+        sin=torch.cat([table.sin for table in turning], dim=dim),
+    )
