@@ -20,9 +20,12 @@ if TYPE_CHECKING:
     from kvtransfer.geometry.cache import KVCache
     from kvtransfer.geometry.spec import ModelSpec
     from kvtransfer.guides.chat import split_chat
+    from kvtransfer.guides.group_profile import profile_groups
     from kvtransfer.guides.guide import read_guides
     from kvtransfer.guides.ladder import verify
     from kvtransfer.guides.pack import GuidePack
+    from kvtransfer.guides.recompute import recompute
+    from kvtransfer.guides.reuse import reuse
     from kvtransfer.guides.seam import split
     from kvtransfer.hf.adopt import adopt
     from kvtransfer.hf.check import check
@@ -53,9 +56,12 @@ HOMES = {
     "load": "hf.model",
     "prefill": "hf.run",
     "probe": "fitting.probe",
+    "profile_groups": "guides.group_profile",
     "read_guides": "guides.guide",
+    "recompute": "guides.recompute",
     "refine": "fitting.refine",
     "relocate": "hf.relocate",
+    "reuse": "guides.reuse",
     "score": "hf.run",
     "split": "guides.seam",
     "split_chat": "guides.chat",
@@ -86,9 +92,12 @@ __all__ = [
     "load",
     "prefill",
     "probe",
+    "profile_groups",
     "read_guides",
+    "recompute",
     "refine",
     "relocate",
+    "reuse",
     "score",
     "split",
     "split_chat",

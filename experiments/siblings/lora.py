@@ -3,6 +3,8 @@
 Names are those of the adapter file: ``layers.<index>.<module>.A`` and ``.B``.
 """
 
+from collections.abc import Collection
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -28,13 +30,18 @@ class Adapted(nn.Module):
         return whole + F.linear(low, (self.scale * self.B).to(x.dtype))
 
 
-def attach(model: PreTrainedModel, *, rank: int, scale: float) -> dict[str, Adapted]:
-    """Freeze the model, put adapters on all linear layers of its decoder, and name them."""
+def attach(
+    model: PreTrainedModel, *, rank: int, scale: float, only: Collection[str] = ()
+) -> dict[str, Adapted]:
+    """Freeze the model, put adapters on linear layers of its decoder, and name them.
+
+    On all of them, or on those with one of the names in ``only``.
+    """
     model.requires_grad_(False)
     adapters = {}
     for name, linear in list(model.model.named_modules()):
-        if isinstance(linear, nn.Linear):
-            parent, _, child = name.rpartition(".")
+        parent, _, child = name.rpartition(".")
+        if isinstance(linear, nn.Linear) and (not only or child in only):
             adapters[name] = Adapted(linear, rank=rank, scale=scale)
             setattr(model.model.get_submodule(parent), child, adapters[name])
     return adapters

@@ -24,6 +24,12 @@ def evaluate(
     conditions: Annotated[
         str | None, typer.Option(help="Comma-separated; all if not given.")
     ] = None,
+    recompute: Annotated[
+        str | None,
+        typer.Option(
+            help="Shares of the mapped prefix that TARGET reads again, such as 0,0.15,0.5,1."
+        ),
+    ] = None,
     prefix: Annotated[int, typer.Option(help="Tokens of each text item that are hidden.")] = 256,
     continuation: Annotated[int, typer.Option(help="Tokens that are scored after it.")] = 256,
     items: Annotated[int, typer.Option(help="Text items at most.")] = 32,
@@ -64,6 +70,7 @@ def evaluate(
             if conditions is None
             else tuple(name.strip() for name in conditions.split(","))
         )
+        shares = _shares(recompute)
         if max_guides is not None and max_guides < 1:
             raise ValueError(f"--max-guides is a positive number, not {max_guides}")
         if out is not None and out.exists() and not out.is_dir():
@@ -87,6 +94,7 @@ def evaluate(
                 texts=texts,
                 guides=asked,
                 conditions=names,
+                recompute=shares,
                 prefix=prefix,
                 continuation=continuation,
                 items=items,
@@ -97,3 +105,17 @@ def evaluate(
             write_report(report, out)
         show(report, report.to_json() if as_json else None)
     raise typer.Exit(0 if report else 1)
+
+
+def _shares(given: str | None) -> tuple[float, ...]:
+    """What --recompute asks for.
+
+    Raises:
+        ValueError: it is no list of numbers.
+    """
+    try:
+        return tuple(float(share) for share in (given or "").split(",") if given is not None)
+    except ValueError:
+        raise ValueError(
+            f"--recompute takes shares from 0 to 1, such as 0.1,0.15, not {given!r}"
+        ) from None

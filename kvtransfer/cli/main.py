@@ -33,7 +33,8 @@ def main() -> None:
     """Entry point. Mistakes in the arguments end in the same two lines as all other errors."""
     try:
         arguments = sys.argv[1:] or ["--help"]
-        code = app(arguments, prog_name="kvtransfer", standalone_mode=False)
+        # None where a command has no verdict: it did what it was told.
+        code = app(arguments, prog_name="kvtransfer", standalone_mode=False) or 0
     except UsageError as error:
         command = error.ctx.command_path if error.ctx is not None else "kvtransfer"
         say(error.format_message(), f"see {command} --help")

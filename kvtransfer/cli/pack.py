@@ -155,11 +155,18 @@ def generate(
 def export(
     pack: Folder,
     name: Annotated[str, typer.Argument(help="The guide to export.")],
-    out: Out,
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    as_json: AsJson = False,
 ) -> None:
     """Write a guide as an adapter of peft's CARTRIDGE kind."""
     with foreseen():
         from kvtransfer.guides.cartridge import export_cartridge
         from kvtransfer.guides.pack import GuidePack
 
-        export_cartridge(GuidePack.from_pretrained(pack)[name], out)
+        guide = GuidePack.from_pretrained(pack)[name]
+        export_cartridge(guide, out)
+        document = {"adapter": str(out), "guide": name, "tokens": guide.tokens}
+        show(
+            f"{guide.tokens} virtual tokens in {out}",
+            json.dumps(document, ensure_ascii=False) if as_json else None,
+        )

@@ -16,6 +16,7 @@ from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.transfer import mapped as mapped_by
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.geometry.spec import same_tokens
+from kvtransfer.guides.recompute import recompute
 from kvtransfer.hf.aligned import read_aligned
 from kvtransfer.hf.fits import check_fits
 from kvtransfer.hf.model import LanguageModel
@@ -40,11 +41,13 @@ class Pair:
     mapping: KVMapping
     rivals: Mapping[str, KVMapping] = field(default_factory=dict)
     """Other mappings between the same models, each measured as a condition of that name."""
+    repairs: Mapping[str, float] = field(default_factory=dict)
+    """By name of the condition, the share of the mapped prefix that the target reads again."""
 
     def __post_init__(self) -> None:
         for mapping in (self.mapping, *self.rivals.values()):
             mapping.check_ends(self.source.spec, self.target.spec)
-        if taken := sorted(set(self.rivals) & set(CONDITIONS)):
+        if taken := sorted(set(self.rivals) & {*CONDITIONS, *self.repairs}):
             raise ValueError(f"{', '.join(taken)} is a condition; name the other mapping otherwise")
 
 
@@ -170,12 +173,18 @@ def arms(reading: Reading, names: tuple[str, ...]) -> tuple[dict[str, Arm], dict
     missing: dict[str, str] = {}
     for name in names:
         try:
-            rival = reading.pair.rivals.get(name)
-            made[name] = (
-                CONDITIONS[name](reading)
-                if rival is None
-                else Arm(reading.pair.target, reading.mapped(by=rival))
-            )
+            made[name] = _arm(reading, name, made.get("mapped"))
         except KVTransferError as error:
             missing[name] = error.message
     return made, missing
+
+
+def _arm(reading: Reading, name: str, plain: Arm | None) -> Arm:
+    pair = reading.pair
+    if (rival := pair.rivals.get(name)) is not None:
+        return Arm(pair.target, reading.mapped(by=rival))
+    if (share := pair.repairs.get(name)) is not None:
+        prefix = reading.mapped() if plain is None else plain.prefix
+        assert prefix is not None  # a mapped arm has one
+        return Arm(pair.target, recompute(pair.target, reading.ids, prefix, share))
+    return CONDITIONS[name](reading)

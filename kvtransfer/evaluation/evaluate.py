@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kvtransfer.errors import TextError
 from kvtransfer.evaluation.conditions import CONDITIONS, Pair
+from kvtransfer.evaluation.curve import checked_shares, condition_of
 from kvtransfer.evaluation.guide_items import evaluate_guides
 from kvtransfer.evaluation.report import EvalReport
 from kvtransfer.evaluation.text import evaluate_text
@@ -33,6 +34,7 @@ def evaluate(
     guides: Iterable[Guide] | None = None,
     conditions: Iterable[str] = tuple(CONDITIONS),
     rivals: Mapping[str, KVMapping] | None = None,
+    recompute: Iterable[float] = (),
     prefix: int = 256,
     continuation: int = 256,
     items: int = 32,
@@ -50,6 +52,8 @@ def evaluate(
         conditions: Names from CONDITIONS. ``none`` and ``own`` are always added: without floor
             and ceiling no number means anything.
         rivals: Other mappings between the same models, by name; each becomes a condition.
+        recompute: Shares of the mapped prefix's tokens that the target reads again; each becomes a
+            condition such as ``mapped+15%``, and all together a curve.
         prefix: Tokens of each text item that are hidden (the last of them is run live).
         continuation: Tokens of each text item that are scored.
         items: Text items at most.
@@ -64,7 +68,10 @@ def evaluate(
             text has the ids that are to be hidden.
     """
     rivals = dict(rivals or {})
-    names = (*_names(conditions), *rivals)
+    shares = checked_shares(recompute)
+    repairs = {condition_of(share): share for share in shares if share}
+    asked_for = [*conditions, *(["mapped"] if shares else [])]
+    names = (*_names(asked_for), *repairs, *rivals)
     if prefix < 2 or continuation < 1 or items < 1:
         raise ValueError(f"{prefix=}, {continuation=}, {items=}: at least 2, 1 and 1 are needed")
     if texts is None and guides is None:
@@ -74,7 +81,7 @@ def evaluate(
         rivals = {
             name: rival.insisting_on(source.spec, target.spec) for name, rival in rivals.items()
         }
-    pair = Pair(source, target, mapping, rivals)
+    pair = Pair(source, target, mapping, rivals, repairs)
     text = asked = None
     passed: tuple[str, ...] = ()
     if texts is not None:
@@ -98,6 +105,7 @@ def evaluate(
         target=target.spec.name,
         text=text,
         guides=asked,
+        shares=shares,
         notes=(
             *mapping.notes,
             *(f"{name}: {note}" for name, rival in rivals.items() for note in rival.notes),

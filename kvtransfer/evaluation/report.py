@@ -1,6 +1,7 @@
 """The evaluation's result: tables for people, JSON for scripts, one sentence for the hurried."""
 
 import io
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from rich.text import Text
 
 from kvtransfer.errors import ArtifactError
 from kvtransfer.evaluation.conditions import CONDITIONS, CONTROLS
+from kvtransfer.evaluation.curve import condition_of, curve, curve_table
 from kvtransfer.evaluation.guide_items import GuideResult
 from kvtransfer.evaluation.text import TextResult
 from kvtransfer.report import Estimate, Provenance, to_json
@@ -47,6 +49,8 @@ class EvalReport:
     provenance: Provenance
     notes: tuple[str, ...] = ()
     """What a reader must know before any number: that a fingerprint was overruled, say."""
+    shares: tuple[float, ...] = ()
+    """How much of the mapped prefix was read again, where that was asked."""
 
     def __bool__(self) -> bool:
         if self.text is not None:
@@ -91,7 +95,19 @@ class EvalReport:
                 ],
                 "missing": self.guides.missing,
             }
+        if self.shares:
+            document["recompute"] = [
+                {
+                    key: each.to_dict() if isinstance(each, Estimate) else each
+                    for key, each in point.items()
+                }
+                for point in self.curve()
+            ]
         return document
+
+    def curve(self) -> list[dict[str, Any]]:
+        """Quality against the share of the mapped prefix that was read again, a point a share."""
+        return curve(self.shares, self.text, self.guides)
 
     def to_json(self) -> str:
         """Stable text."""
@@ -107,7 +123,9 @@ class EvalReport:
         if self.guides is not None:
             parts.append(_guide_table(self.guides))
             if self.guides.examples:
-                parts.append(_example_table(self.guides))
+                parts.append(_example_table(self.guides, without=self._repaired()))
+        if points := self.curve():
+            parts.append(curve_table(points))
         missing = (self.text.missing if self.text else {}) | (
             self.guides.missing if self.guides else {}
         )
@@ -124,7 +142,7 @@ class EvalReport:
                 f"of what the prefix is worth to {self.target}, the cache of {self.source} brings "
                 f"{_percent(gap)} across (a share of NLL, n = {self.text.n})"
             )
-            for name in sorted(self.text.columns.keys() - CONDITIONS.keys()):
+            for name in self._rivals(self.text.columns):
                 rival = self.text.estimates(name)["gap_recovered"]
                 said.append(f"the mapping '{name}' {_percent(rival)}")
             if "source" in self.text.columns:
@@ -135,8 +153,7 @@ class EvalReport:
             said.append(
                 f"with the mapped guide it answers {right['mapped'].mean():.0%} of the questions, "
                 + "".join(
-                    f"with '{name}' {right[name].mean():.0%}, "
-                    for name in sorted(right.keys() - CONDITIONS.keys())
+                    f"with '{name}' {right[name].mean():.0%}, " for name in self._rivals(right)
                 )
                 + f"with its own {right['own'].mean():.0%}, with none {right['none'].mean():.0%} "
                 f"(n = {self.guides.n})"
@@ -146,6 +163,14 @@ class EvalReport:
         sentence = "; ".join(said)
         doubt = "" if self else "; it does not beat every control, so do not rely on this mapping"
         return sentence[0].upper() + sentence[1:] + doubt + "."
+
+    def _rivals(self, measured: Iterable[str]) -> list[str]:
+        """The conditions that are other mappings."""
+        return sorted({*measured} - {*CONDITIONS, *self._repaired()})
+
+    def _repaired(self) -> set[str]:
+        """The conditions whose tokens were partly read again."""
+        return {condition_of(share) for share in self.shares if share}
 
 
 def write_report(report: EvalReport, folder: Path) -> None:
@@ -222,8 +247,9 @@ def _compact(estimate: Estimate, form: str) -> str:
     return f"{text}\n{format(estimate.low, form)}–{format(estimate.high, form)}"
 
 
-def _example_table(result: GuideResult) -> Table:
-    names = [name for name in result.right if name not in CONTROLS or name == "none"]
+def _example_table(result: GuideResult, *, without: set[str]) -> Table:
+    left_out = {*CONTROLS, *without} - {"none"}
+    names = [name for name in result.right if name not in left_out]
     table = Table("question", "expected", *names, title="side by side")
     for example in result.examples[:EXAMPLES_SHOWN]:
         question = example.prompt.strip().splitlines()[0].removeprefix("Question:").strip()

@@ -23,8 +23,9 @@ from kvtransfer.fitting.layer_map import LayerMap
 from kvtransfer.geometry.cache import Block, KVCache
 from kvtransfer.geometry.rotation import Rotation
 from kvtransfer.geometry.spec import ModelSpec
+from kvtransfer.hf.part import State
 from kvtransfer.hf.rotary import config_from_dict, rotary_from_config
-from kvtransfer.hf.start import Start, State, state_width
+from kvtransfer.hf.start import Start, state_width
 
 KIND = "kv_mapping"
 
@@ -151,6 +152,9 @@ class KVMapping:
             keys_are="content",
             model=self.target.identity,
             note="; ".join(filter(None, (cache.note, *self.notes))) or None,
+            approximate="; ".join(
+                filter(None, (cache.approximate, f"mapped from {self.source.name}"))
+            ),
         )
         return made.rotated(self.rotate(cache.positions))
 

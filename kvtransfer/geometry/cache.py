@@ -36,6 +36,9 @@ class KVCache:
     """Identity of the model that can read this cache (:attr:`ModelSpec.identity`), where known."""
     note: str | None = None
     """What a reader of results should know of these numbers: that they were dequantised, say."""
+    approximate: str | None = None
+    """Why this is not exactly what the model would make of these tokens in that place; None where
+    it is, as far as anybody has said."""
     _written: tuple[int, ...] = field(init=False, repr=False)
     """How often each block had been written to when this value was made."""
 
@@ -92,7 +95,8 @@ class KVCache:
         return (
             f"KVCache({len(self)} layers × {heads} heads × {tokens} tokens × {width}, "
             f"batch {batch}, {self.dtype}, {self.keys_are} keys"
-            f"{f', {self.note}' if self.note else ''})"
+            f"{f', {self.note}' if self.note else ''}"
+            f"{f', approximate: {self.approximate}' if self.approximate else ''})"
         )
 
     @property
@@ -200,6 +204,9 @@ class KVCache:
     def take(self, index: Int[Tensor, "b t"], positions: Int[Tensor, "b t"]) -> "KVCache":
         """The tokens at ``index``, some perhaps twice, as if they stood at ``positions``.
 
+        Exact for the first tokens, in their order, all moved by as much. Any others were read after
+        tokens that are gone now, or at other distances, and the result says so.
+
         Raises:
             RotationError: the keys are turned to the positions that they have.
             CacheLayoutError: there is no token or no sequence by such a number, or a block was
@@ -219,12 +226,22 @@ class KVCache:
                 hint="index is (batch, tokens), each counted from 0",
             )
         where = index.to(self.keys[0].device)[:, None, :, None]
+        approximate = self.approximate
+        if not self._begins_with(index, positions):
+            approximate = approximate or "its tokens were read in another place"
         return replace(
             self,
+            approximate=approximate,
             keys=tuple(torch.take_along_dim(block, where, dim=2) for block in self.keys),
             values=tuple(torch.take_along_dim(block, where, dim=2) for block in self.values),
             positions=positions,
         )
+
+    def _begins_with(self, index: Int[Tensor, "b t"], positions: Int[Tensor, "b t"]) -> bool:
+        """Whether these are this cache's first tokens, as far from one another as they were."""
+        first = torch.arange(index.shape[1], device=index.device).expand_as(index)
+        moved = positions - self.positions[:, : index.shape[1]].to(positions)
+        return torch.equal(index, first) and bool((moved == moved[:, :1]).all())
 
     def expand(self, batch: int) -> "KVCache":
         """One sequence's cache, shared by ``batch`` sequences without copying."""

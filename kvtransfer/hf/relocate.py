@@ -16,8 +16,9 @@ def relocate(model: LanguageModel, cache: KVCache, start: int) -> KVCache:
     """The same cache with its first token at position ``start``.
 
     Exact for a prefix, whose tokens saw nothing before them: relative positions stay, so a model
-    reads on as it would have. Put after other text it is an approximation beyond layer 0: the
-    tokens were read without that text.
+    reads on as it would have, and what was exact stays so. Put after other text it is an
+    approximation beyond layer 0, because the tokens were read without that text; whoever puts it
+    there says so in ``approximate``, for there is nothing before it yet.
 
     Raises:
         RotationError: this model's positions cannot be taken out of its keys, or decide what else

@@ -8,26 +8,26 @@ The first token is run through all of them: the others lean on it in every layer
 sink), so a map has to get it right, and it attends to nothing but itself, so it costs one token.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
-from transformers import DynamicCache
+from jaxtyping import Int
+from torch import Tensor
 
-from kvtransfer.errors import CacheLayoutError, UnsupportedModel
+from kvtransfer.errors import CacheLayoutError
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.hf.cache import read
 from kvtransfer.hf.call import call
 from kvtransfer.hf.fits import check_ids, check_padding, check_room
 from kvtransfer.hf.model import LanguageModel
+from kvtransfer.hf.part import Enough, State, UpTo, states
 from kvtransfer.hf.run import prefill
 
-State = Float[Tensor, "_b _t _e"]
-"""What enters a layer: the residual stream, one row a token."""
+NO_START = "fit a map without a start (leave --start out)"
+"""What to do where layers cannot be told apart."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -69,21 +69,31 @@ def begin(model: LanguageModel, ids: Int[Tensor, "b t"], *, layers: int) -> Star
     ids = ids.to(model.device)
     positions = torch.arange(ids.shape[1], device=model.device).expand(ids.shape[0], -1)
     rotations = model.rotary(positions)
-    cache = _UpTo(layers)
-    with torch.no_grad(), _states(model, [layers]) as seen, suppress(_Enough):
+    cache = UpTo(layers)
+    with torch.no_grad(), states(model, [layers], otherwise=NO_START) as seen, suppress(Enough):
         call(model.module.base_model, ids, cache, positions, torch.ones_like(ids))
     held = read(cache, positions, rotations=rotations[: layers + 1], model=model.spec.identity)
     return Start(cache=held, state=seen[layers], first=prefill(model, ids[:, :1]))
 
 
 def prefill_with_states(
-    model: LanguageModel, ids: Int[Tensor, "b t"], layers: Sequence[int]
+    model: LanguageModel,
+    ids: Int[Tensor, "b t"],
+    layers: Sequence[int],
+    *,
+    otherwise: str = NO_START,
 ) -> tuple[KVCache, dict[int, State]]:
-    """As :func:`kvtransfer.hf.run.prefill`, with what entered some of the layers."""
+    """As :func:`kvtransfer.hf.run.prefill`, with what entered some of the layers.
+
+    Raises:
+        CacheLayoutError: as :func:`kvtransfer.hf.run.prefill`.
+        UnsupportedModel: the model's layers cannot be told apart; ``otherwise`` is the hint.
+        ValueError: the model has no such layer.
+    """
     if not layers:
         return prefill(model, ids), {}
     require_layers(model, layers)
-    with _states(model, layers) as seen:
+    with states(model, layers, otherwise=otherwise) as seen:
         cache = prefill(model, ids)
     return cache, seen
 
@@ -116,57 +126,3 @@ def require_layers(model: LanguageModel, layers: Sequence[int]) -> None:
     for layer in layers:
         if not 0 <= layer < depth:
             raise ValueError(f"a start of {layer} layers, and {model.spec.name} has {depth}")
-
-
-class _Enough(Exception):
-    """Raised inside a forward to leave it."""
-
-
-class _UpTo(DynamicCache):
-    """A plain cache that ends the forward once it holds layers 0 to ``last``."""
-
-    def __init__(self, last: int) -> None:
-        super().__init__()
-        self._last = last
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *more: Any, **named: Any
-    ) -> Any:
-        """Keep what a layer wrote."""
-        updated = super().update(key_states, value_states, layer_idx, *more, **named)
-        if layer_idx == self._last:
-            raise _Enough
-        return updated
-
-
-@contextmanager
-def _states(model: LanguageModel, layers: Sequence[int]) -> Iterator[dict[int, State]]:
-    """Fill a dictionary with what enters some layers while the model runs."""
-    stack = _stack(model)
-    seen: dict[int, State] = {}
-
-    def watch(layer: int) -> Any:
-        def hook(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-            seen[layer] = (given[0] if given else named["hidden_states"]).detach()
-
-        return stack[layer].register_forward_pre_hook(hook, with_kwargs=True)
-
-    hooks = [watch(layer) for layer in layers]
-    try:
-        yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _stack(model: LanguageModel) -> nn.ModuleList:
-    """The decoder's layers, in order."""
-    base = model.module.base_model
-    depth = model.module.config.get_text_config(decoder=True).num_hidden_layers
-    for module in base.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == depth:
-            return module
-    raise UnsupportedModel(
-        f"no list of {depth} layers was found in {type(base).__name__}",
-        hint="fit a map without a start (leave --start out)",
-    )

@@ -80,7 +80,22 @@ def places(
     options = ("--data", made["prose"], "--tokens", "1024", "--chunk", "64", "--layers", "1")
     done = run("fit", made["source"], made["target"], "--out", made["mapping"], *options)
     assert not done.stderr, done.stderr
-    return made | broken_mappings(root, made["mapping"])
+    made["pack"] = root / "pack"
+    done = run("pack", "build", made["source"], made["guides"], "--out", made["pack"])
+    assert not done.stderr, done.stderr
+    return made | broken_mappings(root, made["mapping"]) | broken_packs(root, made["pack"])
+
+
+def broken_packs(root: Path, good: Path) -> dict[str, Path]:
+    """Pack folders, each with one thing wrong."""
+    made = {
+        name: Path(shutil.copytree(good, root / name)) for name in ("flipped_pack", "later_pack")
+    }
+    (tensors,) = (made["flipped_pack"] / "guides").iterdir()
+    tensors.write_bytes(tensors.read_bytes()[:-1] + b"\x01")
+    config = json.loads((good / "config.json").read_text(encoding="utf-8"))
+    (made["later_pack"] / "config.json").write_text(json.dumps(config | {"format": 9}))
+    return made
 
 
 def texts(root: Path) -> dict[str, Path]:

@@ -14,6 +14,8 @@ EVAL = (
 )
 MAPPED = EVAL + "--mapping {mapping} "
 
+ASK = "pack generate {pack} guide-1 --prompt x --model {source} "
+
 FAILURES = {
     # text
     "a missing data file": (FIT + "--data {root}/missing.txt", "no text file at"),
@@ -78,6 +80,25 @@ FAILURES = {
         "holds something else",
     ),
     "a file to write to": ("fit {source} {target} --out {prose} --data {prose}", "is a file"),
+    # packs
+    "no such pack": ("pack show {root}/nowhere", "no guide pack at"),
+    "a mapping for a pack": ("pack show {mapping}", "describes a 'kv_mapping'"),
+    "a pack of a later format": ("pack show {later_pack}", "is in format 9"),
+    "a pack with a flipped bit": (ASK.replace("{pack}", "{flipped_pack}"), "has checksum"),
+    "no such guide": (ASK.replace("guide-1", "tide"), "no guide 'tide'"),
+    "another model for a pack": (ASK.replace("{source}", "{other}"), "with fingerprint"),
+    "a model of another shape for a pack": (ASK.replace("{source}", "{target}"), "with layers 3"),
+    "another dtype for a pack": (ASK + "--dtype bfloat16", "this pack is in float32"),
+    "a pack of no guides": ("pack build {source} {empty} --out {out}", "holds no guides"),
+    "a pack where something else lies": (
+        "pack build {source} {guides} --out {mapping}",
+        "holds something else",
+    ),
+    "a pack for another mapping": (
+        "pack transfer {pack} --mapping smollm2-24l-to-smollm2-135m --out {out}",
+        "the mapping reads caches of smollm2-24l",
+    ),
+    "an adapter of no such guide": ("pack export {pack} tide --out {out}", "no guide 'tide'"),
 }
 
 MISTAKES = {
@@ -113,6 +134,9 @@ MISTAKES = {
     "an unknown storage": (FIT + "--storage paper", "--storage is one of"),
     "unknown products": (FIT + "--products exact", "--products is one of"),
     "an unknown condition": (MAPPED + "--conditions own,magic", "no condition magic"),
+    "a share that is no number": (MAPPED + "--recompute 0.1,x", "such as 0.1,0.15, not '0.1,x'"),
+    "no share": (MAPPED + "--recompute ''", "such as 0.1,0.15, not ''"),
+    "more than everything": (MAPPED + "--recompute 15", "15.0 is to be recomputed"),
     "no items": (MAPPED + "--items 0", "items=0"),
     "no guides": (MAPPED + "--guides {guides} --max-guides 0", "--max-guides is a positive number"),
     "nothing to evaluate": (MAPPED + "--text none", "nothing to evaluate"),

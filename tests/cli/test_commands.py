@@ -319,6 +319,26 @@ def test_an_evaluation_measures_only_what_it_is_asked_for(
     assert set(found["text"]["conditions"]) == {"none", "own", "mapped", "zeroed"}
 
 
+def test_an_evaluation_shows_what_reading_some_tokens_again_brings(
+    run: Run, places: dict[str, Path]
+) -> None:
+    arguments = (
+        "eval", places["source"], places["target"], "--mapping", places["mapping"],
+        "--text", places["heldout"], "--guides", "none", "--conditions", "none",
+        "--recompute", "0,0.15, 1", *QUICK_EVAL,
+    )  # fmt: skip
+
+    found, shown = document(run(*arguments, "--json")), run(*arguments).stdout
+
+    assert [point["condition"] for point in found["recompute"]] == [
+        "mapped",
+        "mapped+15%",
+        "mapped+100%",
+    ]
+    assert found["text"]["conditions"]["mapped+100%"]["kl_to_own"]["value"] < 1e-4
+    assert "repaired by the target" in shown
+
+
 def test_an_evaluation_without_json_ends_in_a_sentence(run: Run, places: dict[str, Path]) -> None:
     done = run(
         "eval", places["source"], places["target"], "--mapping", places["mapping"],

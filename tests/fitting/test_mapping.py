@@ -278,6 +278,19 @@ def test_what_was_said_of_a_cache_is_said_of_the_mapped_one(
     assert make_mapping()(noted).note == "dequantised from four bits"
 
 
+def test_a_mapped_cache_says_that_it_is_one_after_what_was_amiss_before(
+    make_mapping: Callable[..., KVMapping], source: LanguageModel
+) -> None:
+    mapping, read = make_mapping(), prefill(source, IDS)
+    graft = replace(read, approximate="read without the text before it")
+
+    assert mapping(read).approximate == f"mapped from {source.spec.name}"
+    assert (
+        mapping(graft).approximate
+        == f"read without the text before it; mapped from {source.spec.name}"
+    )
+
+
 @pytest.mark.parametrize("end", ["source", "target"])
 def test_the_same_weights_under_another_config_are_no_end_of_a_mapping(
     make_mapping: Callable[..., KVMapping],

@@ -237,3 +237,47 @@ def test_a_note_stays_with_a_cache() -> None:
 
     assert noted.prefix(2).note == noted.to(dtype=torch.float64).note == "dequantised"
     assert "dequantised" in repr(noted)
+
+
+def test_what_a_cache_is_not_stays_with_it_and_shows() -> None:
+    graft = cache(tokens=4, approximate="read without the text before it")
+    there = torch.arange(4)[None]
+
+    for same in (
+        graft.prefix(2),
+        graft.expand(2),
+        graft.to(dtype=torch.float64),
+        graft.map(torch.neg),
+        graft.content(),
+        graft.as_content(),
+        graft.content().rotated((rotation(4), None)),
+        graft.content().take(there, there),
+        graft.content().take(there.flip(1), there),
+    ):
+        assert same.approximate == "read without the text before it"
+    assert "approximate: read without the text before it" in repr(graft)
+    assert "approximate" not in repr(cache())
+
+
+@pytest.mark.parametrize(
+    ("index", "positions", "exact"),
+    [
+        ([0, 1, 2], [0, 1, 2], True),
+        ([0, 1, 2], [7, 8, 9], True),
+        ([], [], True),
+        ([1, 2, 3], [0, 1, 2], False),
+        ([0, 1, 1], [0, 1, 2], False),
+        ([0, 1, 2], [0, 1, 3], False),
+    ],
+    ids=["first", "moved", "none", "not the first", "twice", "apart"],
+)
+def test_tokens_taken_out_of_their_place_are_said_to_be_so(
+    index: list[int], positions: list[int], exact: bool
+) -> None:
+    taken = (
+        cache()
+        .content()
+        .take(torch.tensor([index], dtype=torch.long), torch.tensor([positions], dtype=torch.long))
+    )
+
+    assert (taken.approximate is None) is exact

@@ -44,6 +44,16 @@ def test_a_moved_prefix_gives_the_same_logits(model: LanguageModel) -> None:
     )
 
 
+def test_a_moved_prefix_is_as_exact_as_it_was_and_a_graft_as_approximate(
+    model: LanguageModel,
+) -> None:
+    cache = prefill(model, IDS)
+    graft = replace(cache, approximate="read without the text before it")
+
+    assert relocate(model, cache, 200).approximate is None
+    assert relocate(model, graft, 200).approximate == "read without the text before it"
+
+
 @pytest.mark.parametrize(
     ("architecture", "says"), [("gpt2", "inside keys and values"), ("bloom", "attention scores")]
 )

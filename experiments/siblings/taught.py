@@ -1,0 +1,72 @@
+"""The fine-tuned sibling as a model to load: the base with its adapter merged.
+
+    python -m experiments.siblings.taught
+
+prints what both models make of plain text and of telegrams, in nats a token, and writes it to the
+adapter's recipe.
+"""
+
+import json
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from experiments.siblings import lora, telegram
+from experiments.siblings.openings import START
+from kvtransfer import LanguageModel, load, score, wrap
+from kvtransfer.fitting.texts import builtin
+from kvtransfer.measures.agreement import nll
+
+ADAPTER = Path(__file__).parent / "telegram"
+SEED = 4711
+"""Not the seed of the teaching."""
+TELEGRAMS, PLAIN = 16, 12
+
+
+def taught(dtype: str) -> LanguageModel:
+    """The sibling; merged in double width, so that every dtype rounds the same weights."""
+    base = load("smollm2-135m", dtype="float32")
+    lora.merge(base.module, load_file(ADAPTER / "adapter.safetensors"))
+    return wrap(
+        base.module.to(getattr(torch, dtype)),
+        base.tokenizer,
+        replace(base.spec, name="smollm2-telegram"),
+    )
+
+
+def quality(model: LanguageModel) -> dict[str, float]:
+    """Mean nats a token of held-out telegrams after their text, and of held-out plain text."""
+    how = telegram.Teaching()
+    asked = telegram.samples(model.tokenizer, how, "heldout", SEED)
+    sent = []
+    for ids, begins in islice(asked, TELEGRAMS):
+        logits = score(model, ids[None, :-1])[0, begins - 1 :]
+        sent.append(float(nll(logits, ids[begins:]).mean()))
+    plain = []
+    long = (text for text in builtin("heldout") if len(text) > 600)
+    for text in islice(long, PLAIN):
+        ids = model.encode(START + text)[:160]
+        plain.append(float(nll(score(model, ids[None, :-1])[0], ids[1:]).mean()))
+    return {"telegrams": sum(sent) / len(sent), "plain": sum(plain) / len(plain)}
+
+
+def main() -> None:
+    """Measure both."""
+    found = {
+        name: {key: round(value, 4) for key, value in quality(model).items()}
+        for name, model in (
+            ("base", load("smollm2-135m", dtype="bfloat16")),
+            ("taught", taught("bfloat16")),
+        )
+    }
+    path = ADAPTER / "recipe.json"
+    recipe = json.loads(path.read_text(encoding="utf-8")) | {"nll_heldout": found}
+    path.write_text(json.dumps(recipe, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""A pack is built, shown, taken to another model, read after and exported, each by one command."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtransfer.guides.pack import GuidePack
+from kvtransfer.hf.model import load
+from kvtransfer.hf.run import generate, prefill
+
+from .conftest import Done, Run
+
+TEXT, PROMPT = "The code is 4821.", " The code is"
+
+
+def document(done: Done) -> Any:
+    assert (done.code, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+def test_a_pack_is_built_and_shown(run: Run, places: dict[str, Path], tmp_path: Path) -> None:
+    build = ("pack", "build", places["source"], places["guides"], "--out", tmp_path / "pack")
+
+    built = document(run(*build, "--json"))
+    shown = document(run("pack", "show", tmp_path / "pack", "--json"))
+    table = run("pack", "show", tmp_path / "pack")
+
+    assert built == shown
+    (guide,) = shown["guides"]
+    assert (guide["name"], guide["text"], guide["made"]) == ("guide-1", TEXT, {"how": "own"})
+    assert guide["bytes"] == guide["tokens"] * shown_bytes(places["source"])
+    assert set(shown["model"]) >= {"name", "fingerprint", "revision", "tokenizer", "dtype"}
+    assert "guide-1" in table.stdout
+    assert TEXT in table.stdout
+    run(*build)  # again, over the first
+    assert document(run("pack", "show", tmp_path / "pack", "--json"))["guides"] == [guide]
+
+
+def shown_bytes(model: Path) -> int:
+    return 4 * load(str(model)).spec.numbers_per_token
+
+
+def test_text_after_a_guide_is_text_after_its_words(run: Run, places: dict[str, Path]) -> None:
+    ask = ("pack", "generate", places["pack"], "guide-1", "--prompt", PROMPT)
+    options = ("--max-new-tokens", "8", "--model", places["source"])
+
+    streamed, found = run(*ask, *options), document(run(*ask, *options, "--json"))
+
+    model = load(str(places["source"]))
+    tokens = list(generate(model, model.encode(TEXT + PROMPT), max_new_tokens=8))
+    assert found == {"guide": "guide-1", "prompt": PROMPT, "text": found["text"]}
+    assert model.decode(tokens).startswith(found["text"])
+    assert streamed.stdout == found["text"] + "\n"
+
+
+def test_a_pack_goes_to_another_model(run: Run, places: dict[str, Path], tmp_path: Path) -> None:
+    done = run(
+        "pack", "transfer", places["pack"], "--mapping", places["mapping"],
+        "--out", tmp_path / "to", "--json",
+    )  # fmt: skip
+
+    (guide,) = document(done)["guides"]
+    assert guide["made"]["how"] == "mapped"
+    target = load(str(places["target"]))
+    restored = GuidePack.from_pretrained(tmp_path / "to")["guide-1"].restore(target)
+    own = prefill(target, target.encode(TEXT)[None])
+    assert [keys.shape for keys in restored.keys] == [keys.shape for keys in own.keys]
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_a_guide_is_exported(run: Run, places: dict[str, Path], tmp_path: Path) -> None:
+    export = ("pack", "export", places["pack"], "guide-1", "--out", tmp_path / "adapter", "--json")
+
+    found = document(run(*export))
+
+    assert found["tokens"] > 1
+    assert sorted(path.name for path in (tmp_path / "adapter").iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
