@@ -64,16 +64,16 @@ class Placed:
             + (item.choices[item.answer] if isinstance(item, Choice) else f" {item.expect}")
             for item in self.guide.items
         )
-        return split(model.encode, self.text, asked).live[None]
+        return split(model.tokenizer, self.text, asked, seam="back-off").live[None]
 
 
 def placed(model: LanguageModel, guides: tuple[Guide, ...]) -> Iterator[Placed]:
     """Every guide after its partner, cut at a token boundary that all its questions share."""
     for index, guide in enumerate(guides):
         opening = guides[(index + PARTNER) % len(guides)].text + BETWEEN
-        before = len(split(model.encode, opening, guide.text).hidden)
+        before = len(split(model.tokenizer, opening, guide.text, seam="back-off").hidden)
         text = opening + guide.text
-        hidden = split(model.encode, text, guide.items[0].prompt).hidden
+        hidden = split(model.tokenizer, text, guide.items[0].prompt, seam="back-off").hidden
         yield Placed(guide, text, hidden[None], before)
 
 
@@ -93,7 +93,10 @@ def measure(model: LanguageModel, each: Placed, questions: int, layers: int) -> 
         hidden = cache.tokens if name != "none" else each.before
         arm, right = Arm(model, cache), []
         for item in [item for item in each.guide.items if isinstance(item, Choice)][:questions]:
-            if len(split(model.encode, each.text, item.prompt).hidden) != each.ids.shape[1]:
+            if (
+                len(split(model.tokenizer, each.text, item.prompt, seam="back-off").hidden)
+                != each.ids.shape[1]
+            ):
                 raise ValueError(f"{each.guide.name}: {item.prompt!r} has a seam of its own")
             text = each.text if name != "none" else each.text[: -len(each.guide.text)]
             right.append(float(ask(arm, text, hidden, item)[0]))
