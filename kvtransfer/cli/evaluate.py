@@ -30,6 +30,10 @@ def evaluate(
             help="Shares of the mapped prefix that TARGET reads again, such as 0,0.15,0.5,1."
         ),
     ] = None,
+    pack: Annotated[
+        str | None,
+        typer.Option(help="A pack of the guides for TARGET, measured as one more condition."),
+    ] = None,
     prefix: Annotated[int, typer.Option(help="Tokens of each text item that are hidden.")] = 256,
     continuation: Annotated[int, typer.Option(help="Tokens that are scored after it.")] = 256,
     items: Annotated[int, typer.Option(help="Text items at most.")] = 32,
@@ -61,6 +65,7 @@ def evaluate(
         from kvtransfer.fitting.mapping import KVMapping
         from kvtransfer.fitting.texts import builtin, read_all
         from kvtransfer.guides.guide import read_guides
+        from kvtransfer.guides.pack import GuidePack
         from kvtransfer.hf.model import load
         from kvtransfer.hf.quiet import quiet
 
@@ -95,6 +100,7 @@ def evaluate(
                 guides=asked,
                 conditions=names,
                 recompute=shares,
+                packs={} if pack is None else {"pack": GuidePack.from_pretrained(pack)},
                 prefix=prefix,
                 continuation=continuation,
                 items=items,

@@ -26,6 +26,9 @@ def build(
         typer.Argument(help='JSON lines: {"name": "…", "guide": "…"}; other fields are left.'),
     ],
     out: Out,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Read each guide as the system message of a chat.")
+    ] = False,
     device: Device = "cpu",
     dtype: Dtype = None,
     as_json: AsJson = False,
@@ -45,6 +48,7 @@ def build(
             made = GuidePack.build(
                 load(model, dtype=dtype, device=device),
                 texts,
+                chat=chat,
                 progress=lambda tokens: advance("read", 1),
             )
         made.save_pretrained(out)

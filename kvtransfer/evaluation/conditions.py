@@ -16,6 +16,7 @@ from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.transfer import mapped as mapped_by
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.geometry.spec import same_tokens
+from kvtransfer.guides.pack import GuidePack
 from kvtransfer.guides.recompute import recompute
 from kvtransfer.hf.aligned import read_aligned
 from kvtransfer.hf.fits import check_fits
@@ -43,12 +44,19 @@ class Pair:
     """Other mappings between the same models, each measured as a condition of that name."""
     repairs: Mapping[str, float] = field(default_factory=dict)
     """By name of the condition, the share of the mapped prefix that the target reads again."""
+    packs: Mapping[str, GuidePack] = field(default_factory=dict)
+    """By name of the condition, a pack of the target's whose caches of the guides are used."""
 
     def __post_init__(self) -> None:
         for mapping in (self.mapping, *self.rivals.values()):
             mapping.check_ends(self.source.spec, self.target.spec)
-        if taken := sorted(set(self.rivals) & {*CONDITIONS, *self.repairs}):
-            raise ValueError(f"{', '.join(taken)} is a condition; name the other mapping otherwise")
+        for each in (self.rivals, self.packs):
+            if taken := sorted(set(each) & {*CONDITIONS, *self.repairs}):
+                raise ValueError(f"{', '.join(taken)} is a condition; find another name for it")
+        if both := sorted(set(self.rivals) & set(self.packs)):
+            raise ValueError(
+                f"{', '.join(both)} is a mapping and a pack; find another name for one"
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,6 +16,7 @@ from kvtransfer.evaluation.text import evaluate_text
 from kvtransfer.fitting.chunks import chunks
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.guides.guide import Guide
+from kvtransfer.guides.pack import GuidePack
 from kvtransfer.hf.aligned import Alignable
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.measures.intervals import SEED
@@ -35,6 +36,7 @@ def evaluate(
     conditions: Iterable[str] = tuple(CONDITIONS),
     rivals: Mapping[str, KVMapping] | None = None,
     recompute: Iterable[float] = (),
+    packs: Mapping[str, GuidePack] | None = None,
     prefix: int = 256,
     continuation: int = 256,
     items: int = 32,
@@ -54,6 +56,8 @@ def evaluate(
         rivals: Other mappings between the same models, by name; each becomes a condition.
         recompute: Shares of the mapped prefix's tokens that the target reads again; each becomes a
             condition such as ``mapped+15%``, and all together a curve.
+        packs: Packs that hold the guides for ``target``, by name; each becomes a condition of the
+            guides.
         prefix: Tokens of each text item that are hidden (the last of them is run live).
         continuation: Tokens of each text item that are scored.
         items: Text items at most.
@@ -81,7 +85,7 @@ def evaluate(
         rivals = {
             name: rival.insisting_on(source.spec, target.spec) for name, rival in rivals.items()
         }
-    pair = Pair(source, target, mapping, rivals, repairs)
+    pair = Pair(source, target, mapping, rivals, repairs, dict(packs or {}))
     text = asked = None
     passed: tuple[str, ...] = ()
     if texts is not None:

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from kvtransfer.errors import SeamError
 from kvtransfer.evaluation.conditions import Arm, Pair, Reading, arms
 from kvtransfer.guides.guide import Expect, Guide, Item
 from kvtransfer.guides.seam import split
@@ -70,7 +71,9 @@ def evaluate_guides(
         progress: Called after each item.
 
     Raises:
-        SeamError: a guide and a prompt share no token boundary.
+        SeamError: a guide and a prompt share no token boundary, or a pack's guide has other ids.
+        ArtifactError, IncompatibleModels, CacheLayoutError: a pack lacks a guide, or is not the
+            target's.
     """
     right: dict[str, list[float]] = {}
     chance: list[float] = []
@@ -83,7 +86,8 @@ def evaluate_guides(
             key = tuple(hidden.tolist())
             if key not in prepared:  # the seam, and with it the cache, is nearly always the same
                 begun = torch.cat((pair.target.opening, hidden))
-                prepared[key], unavailable = arms(Reading.of(pair, begun), names)
+                made, unavailable = arms(Reading.of(pair, begun), names)
+                prepared[key] = made | _packed(pair, guide, begun)
                 missing |= unavailable
             texts = {}
             for name, arm in prepared[key].items():
@@ -99,6 +103,22 @@ def evaluate_guides(
         tuple(examples),
         missing,
     )
+
+
+def _packed(pair: Pair, guide: Guide, hidden: Int[Tensor, " t"]) -> dict[str, Arm]:
+    """The target on what each pack holds of the guide, as far as it is hidden."""
+    found = {}
+    for name, pack in pair.packs.items():
+        held = pack[guide.name]
+        if not torch.equal(held.ids[: len(hidden)], hidden):
+            raise SeamError(
+                f"{name} holds {held.tokens} other ids of {guide.name!r} than the {len(hidden)} "
+                "that are hidden",
+                hint="a pack of the same guides, not read as system messages, is needed",
+            )
+        prefix = held.restore(pair.target).prefix(len(hidden))
+        found[name] = Arm(pair.target, prefix)
+    return found
 
 
 def ask(arm: Arm, guide: str, hidden: int, item: Item) -> tuple[bool, str]:

@@ -9,7 +9,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from kvtransfer.errors import SeamError
 from kvtransfer.geometry.cache import KVCache
+from kvtransfer.guides.chat import split_chat
 from kvtransfer.guides.seam import Joint, Seam, split
 from kvtransfer.hf.graft import grafted
 from kvtransfer.hf.model import LanguageModel
@@ -31,6 +33,8 @@ class Graft:
     prefix: KVCache
     """What :func:`~kvtransfer.hf.run.score`, :func:`~kvtransfer.hf.run.generate` and the evaluator
     read; a value that stays as it is."""
+    chat: bool = False
+    """Whether the guide is a system message, and prompts are what the user says."""
     _open: list[ExitStack] = field(default_factory=list, repr=False)
 
     def __enter__(self) -> Any:
@@ -45,8 +49,22 @@ class Graft:
         self._open.pop().close()
 
     def joined(self, prompt: str, *, seam: Seam = "strict") -> Joint:
-        """The ids of guide and ``prompt``, tokenized at once; see :func:`guides.seam.split`."""
-        return split(self.model.tokenizer, self.text, prompt, seam=seam)
+        """The ids of guide and ``prompt``, tokenized at once; see :func:`guides.seam.split` and, of
+        a system message, :func:`guides.chat.split_chat`.
+
+        Raises:
+            SeamError: as they do, or the hidden ids are not those that the graft is of.
+        """
+        put = split_chat if self.chat else split
+        joint = put(self.model.tokenizer, self.text, prompt, seam=seam)
+        hidden = self.model.opened(joint.hidden)
+        if not torch.equal(hidden, self.ids[: len(hidden)]):
+            raise SeamError(
+                f"the guide is {hidden[:6].tolist()}… now, and {self.ids[:6].tolist()}… where it "
+                "was read",
+                hint="the tokenizer or its chat template changed since: build the pack again",
+            )
+        return joint
 
     def stream(
         self, prompt: str, *, seam: Seam = "strict", max_new_tokens: int = 128

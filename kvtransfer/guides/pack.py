@@ -63,6 +63,7 @@ class GuidePack:
         model: LanguageModel,
         guides: Iterable[Guide | tuple[str, str]],
         *,
+        chat: bool = False,
         progress: Progress = lambda tokens: None,
     ) -> "GuidePack":
         """Read every guide once, from position 0, with the tokenizer's opening before it.
@@ -70,14 +71,18 @@ class GuidePack:
         Args:
             model: Reads them, and can read the pack.
             guides: Guides, or pairs of a name and a text.
+            chat: Read each as the system message of a conversation, by the chat template.
             progress: Told the number of tokens after each guide.
 
         Raises:
             TextError: there are none, two have one name, or one has no tokens.
             CacheLayoutError: one is longer than the model's positions.
+            SeamError: the chat template does not keep a guide as system message.
         """
         maker = Maker.of(model)
-        made = {each.name: each for each in prepare(model, maker, guides, progress=progress)}
+        made = {
+            each.name: each for each in prepare(model, maker, guides, chat=chat, progress=progress)
+        }
         return cls(maker=maker, guides=made, provenance=Provenance.here(seed=0).to_dict())
 
     def transferred(

@@ -67,7 +67,9 @@ class PackedGuide:
     text: str
     tokens: int
     made: Mapping[str, Any]
-    """How: ``{"how": "own"}``, or ``"mapped"`` with the source and the mapping's settings."""
+    """How: ``{"how": "own"}``, or ``"mapped"`` with the source and the mapping's settings;
+    ``chat`` where the guide is a system message, and the cache is of what the chat template puts
+    before the user's words."""
     maker: Maker
     _read: Callable[[], Prepared]
 
@@ -138,7 +140,8 @@ class PackedGuide:
             moved,
             rotations=model.rotary(moved.positions),
             model=model.spec.identity,
-            note="; ".join(filter(None, (held.note, note))) or None,
+            note=note,
+            approximate=self.made.get("approximate"),
         )
 
     def graft(self, model: LanguageModel, *, batch: int = 1, cast: bool = False) -> Graft:
@@ -147,7 +150,13 @@ class PackedGuide:
         Raises: as :meth:`restore`.
         """
         prefix = self.restore(model, cast=cast)
-        return Graft(model, self.text, self.ids, prefix.expand(batch) if batch > 1 else prefix)
+        return Graft(
+            model,
+            self.text,
+            self.ids,
+            prefix.expand(batch) if batch > 1 else prefix,
+            chat=bool(self.made.get("chat")),
+        )
 
     def plain(self) -> KVCache:
         """The cache with the tables that turned its keys, as a mapping reads it.
@@ -160,14 +169,16 @@ class PackedGuide:
             held,
             rotations=self.maker.rotary()(held.positions),
             model=self.maker.spec.identity,
+            approximate=self.made.get("approximate"),
         )
 
 
 def described(made: Mapping[str, Any], reader: str) -> str:
     """How a guide was made, in words."""
-    if made["how"] == "own":
-        return f"own, by {reader}"
-    return f"mapped from {made['source']} to {reader}"
+    how = (
+        f"own, by {reader}" if made["how"] == "own" else f"mapped from {made['source']} to {reader}"
+    )
+    return f"{how}, as system message" if made.get("chat") else how
 
 
 def whole(ids: Tensor, cache: KVCache) -> Prepared:

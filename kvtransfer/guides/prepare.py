@@ -11,12 +11,16 @@ from torch import Tensor
 from kvtransfer.errors import CacheLayoutError, IncompatibleModels, TextError
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.transfer import mapped
+from kvtransfer.guides.chat import split_chat
 from kvtransfer.guides.guide import Guide
 from kvtransfer.guides.maker import Maker
 from kvtransfer.guides.packed import PackedGuide, Prepared, whole
 from kvtransfer.hf.fits import check_finite
 from kvtransfer.hf.model import DTYPES, LanguageModel
 from kvtransfer.hf.run import prefill
+
+ANYTHING = "Hello"
+"""Said by a user, where the template has to be asked what it puts before it."""
 
 Progress = Callable[[int], None]
 """Told the number of tokens after each guide."""
@@ -27,22 +31,26 @@ def prepare(
     maker: Maker,
     guides: Iterable[Guide | tuple[str, str]],
     *,
+    chat: bool,
     progress: Progress,
 ) -> Iterator[PackedGuide]:
     """Let ``model`` read each guide, from position 0 and with its tokenizer's opening first.
 
+    As a system message, where ``chat`` is set: all that the template puts before the user's words.
+
     Raises:
+        SeamError: the chat template does not keep a guide as system message.
         TextError: there are none, two have one name, or one has no tokens.
         CacheLayoutError: one is longer than the model's positions.
     """
-    for name, text, ids in list(_encoded(model, guides)):
+    for name, text, ids in list(_encoded(model, guides, chat=chat)):
         cache = prefill(model, ids[None])
         check_finite(cache)
         yield PackedGuide.of(
             name,
             text,
             tokens=len(ids),
-            made={"how": "own"},
+            made={"how": "own"} | ({"chat": True} if chat else {}),
             maker=maker,
             read=partial(_given, whole(ids, cache)),
         )
@@ -50,7 +58,7 @@ def prepare(
 
 
 def _encoded(
-    model: LanguageModel, guides: Iterable[Guide | tuple[str, str]]
+    model: LanguageModel, guides: Iterable[Guide | tuple[str, str]], *, chat: bool
 ) -> Iterator[tuple[str, str, Int[Tensor, " t"]]]:
     """Names, texts and ids, all of them checked before the first is read."""
     seen: set[str] = set()
@@ -59,7 +67,7 @@ def _encoded(
         if name in seen:
             raise TextError(f"two guides are called {name!r}", hint="names are told apart by them")
         seen.add(name)
-        ids = model.encode(text)
+        ids = split_chat(model.tokenizer, text, ANYTHING).hidden if chat else model.encode(text)
         if not len(ids):
             raise TextError(
                 f"the guide {name!r} has no tokens", hint="a prefix has at least one token"
@@ -128,7 +136,9 @@ def cross(
                 "source_identity": guide.maker.spec.identity,
                 "mapping": dict(mapping.settings),
                 "mapping_notes": list(mapping.notes),
-            },
+                "approximate": made.approximate,
+            }
+            | ({"chat": True} if guide.made.get("chat") else {}),
             maker=maker,
             read=partial(_given, whole(guide.ids, made)),
         )

@@ -69,6 +69,20 @@ def test_a_pack_goes_to_another_model(run: Run, places: dict[str, Path], tmp_pat
     assert [keys.shape for keys in restored.keys] == [keys.shape for keys in own.keys]
 
 
+def test_a_pack_is_measured_as_one_more_condition(run: Run, places: dict[str, Path]) -> None:
+    done = run("pack", "build", places["target"], places["guides"], "--out", places["root"] / "to")
+    assert done.code == 0
+
+    done = run(
+        "eval", places["source"], places["target"], "--mapping", places["mapping"],
+        "--text", "none", "--guides", places["guides"], "--conditions", "mapped",
+        "--pack", places["root"] / "to", "--json",
+    )  # fmt: skip
+
+    found = json.loads(done.stdout)["guides"]["conditions"]
+    assert found["pack"]["accuracy"] == found["own"]["accuracy"]
+
+
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_a_guide_is_exported(run: Run, places: dict[str, Path], tmp_path: Path) -> None:
     export = ("pack", "export", places["pack"], "guide-1", "--out", tmp_path / "adapter", "--json")

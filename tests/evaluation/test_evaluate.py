@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kvtransfer.errors import CacheLayoutError, IncompatibleModels, TextError
+from kvtransfer.errors import (
+    ArtifactError,
+    CacheLayoutError,
+    IncompatibleModels,
+    SeamError,
+    TextError,
+)
 from kvtransfer.evaluation.conditions import CONDITIONS
 from kvtransfer.evaluation.evaluate import evaluate
 from kvtransfer.evaluation.report import EvalReport
@@ -19,6 +26,7 @@ from kvtransfer.fitting.fit import fit
 from kvtransfer.fitting.settings import FitSettings
 from kvtransfer.fitting.texts import builtin
 from kvtransfer.guides.guide import Choice, Guide
+from kvtransfer.guides.pack import GuidePack
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.run import generate, score
 
@@ -144,6 +152,50 @@ def test_accuracy_is_read_against_guessing(itself: EvalReport) -> None:
     assert itself.guides is not None
     assert itself.guides.n == 4
     assert itself.guides.chance.tolist() == [1 / 3, 1 / 2, 0.0, 1 / 2]
+
+
+def test_a_pack_of_the_target_answers_as_its_own_caches_do(
+    model: LanguageModel, sibling: LanguageModel, tmp_path: Path
+) -> None:
+    GuidePack.build(model, GUIDES).save_pretrained(tmp_path / "own")
+    own = GuidePack.from_pretrained(tmp_path / "own")
+    halved = GuidePack(
+        maker=own.maker,
+        guides=own.guides | {"bell": GuidePack.build(model, [("bell", "The pier.")])["bell"]},
+        provenance={},
+    )
+
+    report = evaluate(
+        model, model, identity(model), guides=GUIDES, conditions=("mapped",), packs={"pack": own}
+    )
+
+    assert report.guides is not None
+    right = report.guides.right
+    assert (right["pack"] == right["own"]).all()
+    assert (right["own"] != right["none"]).any()
+    texts = [example.texts for example in report.guides.examples]
+    assert [each["pack"] for each in texts] == [each["own"] for each in texts]
+    assert "pack" in report.to_json()
+    with pytest.raises(SeamError, match="other ids of 'bell'"):
+        evaluate(model, model, identity(model), guides=GUIDES, packs={"pack": halved})
+    with pytest.raises(IncompatibleModels):
+        evaluate(
+            model,
+            model,
+            identity(model),
+            guides=GUIDES,
+            packs={"pack": GuidePack.build(sibling, GUIDES)},
+        )
+    with pytest.raises(ArtifactError, match="no guide 'bell'"):
+        evaluate(
+            model,
+            model,
+            identity(model),
+            guides=GUIDES,
+            packs={"pack": GuidePack.build(model, GUIDES[:1])},
+        )
+    with pytest.raises(ValueError, match="own is a condition"):
+        evaluate(model, model, identity(model), guides=GUIDES, packs={"own": own})
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from kvtransfer.errors import (
     CacheLayoutError,
     IncompatibleModels,
     KVTransferError,
+    SeamError,
     TextError,
 )
 from kvtransfer.fitting.fit import fit
@@ -194,6 +195,42 @@ def test_streamed_text_is_what_the_joint_text_would_be_followed_by(
 
     assert expected.startswith("".join(pieces))
     assert expected.removeprefix("".join(pieces)).strip("\ufffd") == ""
+
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.fixture
+def talking(tiny: Tiny) -> Iterator[LanguageModel]:
+    """A model whose tokenizer has a chat template."""
+    model = tiny("llama", seed=6)
+    tokenizer = model.tokenizer
+    tokenizer.chat_template = TEMPLATE
+    yield model
+    tokenizer.chat_template = None
+
+
+def test_a_guide_may_be_a_system_message(talking: LanguageModel, tmp_path: Path) -> None:
+    text, said = GUIDES[0][1], "When?"
+    GuidePack.build(talking, GUIDES[:1], chat=True).save_pretrained(tmp_path / "pack")
+    guide = GuidePack.from_pretrained(tmp_path / "pack")["harbour"]
+    prompt = f"[system] {text}\n[user] {said}\n[assistant]"
+    whole = talking.encode(prompt)
+    expected = talking.decode(list(generate(talking, whole, max_new_tokens=8)))
+
+    graft = guide.graft(talking)
+
+    assert guide.text == text
+    assert torch.equal(guide.ids, whole[: guide.tokens])
+    assert talking.decode(guide.ids) == f"[system] {text}\n"
+    assert expected.startswith("".join(graft.stream(said, max_new_tokens=8)))
+    assert "as system message" in guide.described
+    talking.tokenizer.chat_template = TEMPLATE.replace("[", "<")
+    with pytest.raises(SeamError, match="where it was read"):
+        list(graft.stream(said, max_new_tokens=8))
 
 
 # Which model may read it
@@ -402,6 +439,7 @@ def test_a_mapped_pack_holds_what_the_mapping_makes_and_says_so(
         for a, b in pairs:
             torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
         assert found[name].made["how"] == "mapped"
+        assert restored.approximate == expected.approximate == f"mapped from {model.spec.name}"
         assert found[name].made["source_identity"] == model.spec.identity
     score(target, LIVE, found["harbour"].restore(target))
     with pytest.raises(IncompatibleModels):
