@@ -103,8 +103,7 @@ def measure(model: LanguageModel, each: Placed, questions: int, layers: int) -> 
         found[name] = {
             "nll": float(nll(logits[:-1], live[0, 1:]).mean()),
             "kl_to_own": float(kl(best, logits).mean()),
-            "accuracy": sum(right) / max(len(right), 1),
-        }
+        } | ({"accuracy": sum(right) / len(right)} if right else {})
     return found
 
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-import torch
 from safetensors.torch import load_file
 
 from experiments.siblings import lora, telegram
@@ -27,11 +26,11 @@ TELEGRAMS, PLAIN = 16, 12
 
 
 def taught(dtype: str) -> LanguageModel:
-    """The sibling; merged in double width, so that every dtype rounds the same weights."""
-    base = load("smollm2-135m", dtype="float32")
+    """The sibling, in that dtype: its weights are rounded, and its RoPE's frequencies are not."""
+    base = load("smollm2-135m", dtype=dtype)
     lora.merge(base.module, load_file(ADAPTER / "adapter.safetensors"))
     return wrap(
-        base.module.to(getattr(torch, dtype)),
+        base.module,
         base.tokenizer,
         replace(base.spec, name="smollm2-telegram"),
     )

@@ -101,8 +101,8 @@ class GroupProfile:
             title=f"{self.target} on the cache of {self.source}: the best group of each size",
             caption=f"n = {len(self.reused)} items; plain reuse: KL {mean(self.reused):.4f}",
         )
-        sizes = sorted({len(group) for group in self.groups})
-        for size in sizes[:: -(-len(sizes) // SHOWN)]:
+        sizes = sorted({len(group) for group in self.groups}, reverse=True)
+        for size in reversed(sizes[:: -(-len(sizes) // SHOWN)]):
             group = self.of_size(size)
             recovered = self.recovered(group)
             table.add_row(
