@@ -54,9 +54,7 @@ class Pair:
             if taken := sorted(set(each) & {*CONDITIONS, *self.repairs}):
                 raise ValueError(f"{', '.join(taken)} is a condition; find another name for it")
         if both := sorted(set(self.rivals) & set(self.packs)):
-            raise ValueError(
-                f"{', '.join(both)} is a mapping and a pack; find another name for one"
-            )
+            raise ValueError(f"{', '.join(both)} is a mapping and a pack; rename one of them")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -231,8 +231,12 @@ class KVCache:
     def _begins_with(self, index: Int[Tensor, "b t"], positions: Int[Tensor, "b t"]) -> bool:
         """Whether these are this cache's first tokens, as far from one another as they were."""
         first = torch.arange(index.shape[1], device=index.device).expand_as(index)
+        if not torch.equal(
+            index, first
+        ):  # more tokens than there are are not the first ones either
+            return False
         moved = positions - self.positions[:, : index.shape[1]].to(positions)
-        return torch.equal(index, first) and bool((moved == moved[:, :1]).all())
+        return bool((moved == moved[:, :1]).all())
 
     def expand(self, batch: int) -> "KVCache":
         """One sequence's cache, shared by ``batch`` sequences without copying."""

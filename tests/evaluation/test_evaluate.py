@@ -161,7 +161,7 @@ def test_a_pack_of_the_target_answers_as_its_own_caches_do(
     own = GuidePack.from_pretrained(tmp_path / "own")
     halved = GuidePack(
         maker=own.maker,
-        guides=own.guides | {"bell": GuidePack.build(model, [("bell", "The pier.")])["bell"]},
+        guides={**own.guides, "bell": GuidePack.build(model, [("bell", "The pier.")])["bell"]},
         provenance={},
     )
 

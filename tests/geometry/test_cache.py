@@ -268,8 +268,9 @@ def test_what_a_cache_is_not_stays_with_it_and_shows() -> None:
         ([1, 2, 3], [0, 1, 2], False),
         ([0, 1, 1], [0, 1, 2], False),
         ([0, 1, 2], [0, 1, 3], False),
+        ([0, 0, 1, 1, 2, 2, 0, 1, 2], list(range(9)), False),
     ],
-    ids=["first", "moved", "none", "not the first", "twice", "apart"],
+    ids=["first", "moved", "none", "not the first", "twice", "apart", "more than there are"],
 )
 def test_tokens_taken_out_of_their_place_are_said_to_be_so(
     index: list[int], positions: list[int], exact: bool

@@ -228,7 +228,7 @@ def test_a_guide_may_be_a_system_message(talking: LanguageModel, tmp_path: Path)
     assert talking.decode(guide.ids) == f"[system] {text}\n"
     assert expected.startswith("".join(graft.stream(said, max_new_tokens=8)))
     assert "as system message" in guide.described
-    talking.tokenizer.chat_template = TEMPLATE.replace("[", "<")
+    talking.tokenizer.chat_template = TEMPLATE.replace("[{{", "<{{")
     with pytest.raises(SeamError, match="where it was read"):
         list(graft.stream(said, max_new_tokens=8))
 
