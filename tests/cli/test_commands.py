@@ -220,7 +220,9 @@ def test_a_map_is_chosen_within_a_budget_from_what_was_tried(
     found = document(done)["auto"]
     allowed = [each for each in found["candidates"] if each["bytes"] <= 20_000]
     (taken,) = (each for each in found["candidates"] if each["taken"])
-    assert taken["attention_error"] == min(each["attention_error"] for each in allowed)
+    least = min(each["attention_error"] for each in allowed)
+    close = [each for each in allowed if each["attention_error"] <= 1.1 * least]
+    assert taken["kl_to_own"] == min(each["kl_to_own"] for each in close)
     assert len(found["candidates"]) > len(allowed) > 1
     assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
     mapping = KVMapping.from_pretrained(tmp_path / "m")

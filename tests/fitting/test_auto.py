@@ -63,12 +63,18 @@ def auto_of(report: FitReport) -> AutoReport:
     return report.auto
 
 
-def test_the_least_attention_error_is_taken(chosen: FitReport) -> None:
+def test_the_least_attention_error_is_taken_and_of_close_ones_the_least_kl(
+    chosen: FitReport,
+) -> None:
     auto = auto_of(chosen)
 
     errors = {each.name: each.tried.attention_error for each in auto.candidates}
+    close = {name for name, error in errors.items() if error <= 1.1 * min(errors.values())}
     assert auto
-    assert errors[auto.best.name] == min(errors.values()) < max(errors.values())
+    assert auto.best.name in close < set(errors)
+    assert auto.best.tried.kl == min(
+        each.tried.kl for each in auto.candidates if each.name in close
+    )
     assert len(errors) == len(auto.candidates) > 8
     assert auto.candidates[0].name.startswith("paper, ")
     for solver in ("both", "before", "headwise", "procrustes", "lowrank", "attention"):
@@ -132,8 +138,8 @@ def test_a_budget_of_bytes_is_kept_by_the_file(
     within = [each.nbytes for each in auto.candidates if each.name.startswith("lowrank")]
     per_rank = small.mapping.layers[0].keys.parameters  # of a whole map: more than of one rank
     assert any(limit - 4 * per_rank < each <= limit for each in within)
-    loser = auto_of(chosen).best
-    assert auto.best.tried.attention_error >= loser.tried.attention_error
+    least = min(each.tried.attention_error for each in auto_of(chosen).candidates)
+    assert auto.best.tried.attention_error >= least
 
 
 def test_an_absurd_budget_is_refused_with_the_smallest_named(
@@ -196,6 +202,18 @@ def test_of_those_within_both_bounds_the_best_is_taken() -> None:
     with pytest.raises(BudgetError, match=re.escape("the smallest is poor with 5e-06 MB")):
         _ = none.best
     assert not any(each["taken"] for each in none.to_dict()["candidates"])
+
+
+def test_attention_errors_that_are_close_are_told_apart_by_kl() -> None:
+    found = report(
+        Budget(),
+        candidate("least", nbytes=1, error=0.100, kl=0.5),
+        candidate("close", nbytes=1, error=0.109, kl=0.1),
+        candidate("next", nbytes=1, error=0.111, kl=0.0),
+        candidate("last", nbytes=1, error=0.900, kl=0.0),
+    )
+
+    assert [each.name for each in found.allowed] == ["close", "least", "next", "last"]
 
 
 def test_where_no_attention_is_seen_kl_decides() -> None:
