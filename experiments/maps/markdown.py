@@ -17,13 +17,17 @@ def main(names: list[str]) -> None:
     """Print one table a pair."""
     for name in names or sorted(path.stem for path in RESULTS.glob("*-to-*.json")):
         found = json.loads((RESULTS / f"{name}.json").read_text())
-        print("\n".join(lines(name, found)), end="\n\n")
+        if "baselines" in found:
+            print("\n".join(lines(name, found)), end="\n\n")
 
 
 def lines(name: str, found: dict[str, Any]) -> list[str]:
     """One pair's table, and what stands under it."""
     base = {key: Estimate(**each["nll"]) for key, each in found["baselines"].items()}
-    said = ", ".join(f"`{key}` {each:.3f}" for key, each in base.items())
+    said = ", ".join(
+        f"`{key}` {each.value:.3f} ({each.low:.3f} to {each.high:.3f})"
+        for key, each in base.items()
+    )
     data = " and ".join(f"`{each}`" for each in found["calibration"]["data"])
     rows = [
         f"## {name.replace('-to-', ' → ')}",
