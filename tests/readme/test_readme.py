@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import re
 import shlex
 import subprocess
@@ -34,9 +35,11 @@ def test_the_readme_has_code() -> None:
 
 
 @pytest.mark.parametrize(("code", "printed"), snippets, ids=range(len(snippets)))
-def test_a_snippet_prints_what_the_readme_shows(code: str, printed: str | None) -> None:
+def test_a_snippet_prints_what_the_readme_shows(
+    code: str, printed: str | None, tmp_path: Path
+) -> None:
     out = io.StringIO()
-    with contextlib.redirect_stdout(out):
+    with contextlib.redirect_stdout(out), contextlib.chdir(tmp_path):
         exec(compile(code, str(README), "exec"), {})
 
     if printed is not None:
@@ -45,6 +48,8 @@ def test_a_snippet_prints_what_the_readme_shows(code: str, printed: str | None) 
 
 def test_the_commands_run_in_the_order_shown(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("The tide comes in twice a day. " * 200)
+    guide = {"name": "harbour", "guide": "The tide comes in twice a day, and the harbour empties."}
+    (tmp_path / "guides.jsonl").write_text(json.dumps(guide) + "\n")
     for command in commands:
         program = [sys.executable, "-m", "kvtransfer.cli.main", *shlex.split(command)[1:]]
         done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
