@@ -56,8 +56,15 @@ def save(
         raise unwritable(folder, error) from error
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], told: Mapping[str, str] | None = None
+) -> None:
     """One safetensors file, which whoever may read new files may read.
+
+    Args:
+        path: Where to.
+        tensors: By name.
+        told: What its head says beside them.
 
     Raises:
         OSError: it cannot be written.
@@ -65,7 +72,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     path.touch()
     mode = path.stat().st_mode
     try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+        whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        save_file(whole, path, metadata=dict(told) if told else None)
     except SafetensorError as error:  # its own kind, also for a full disk
         raise OSError(str(error)) from error
     path.chmod(mode)  # it writes files that only their owner may read

@@ -107,7 +107,7 @@ def test_an_interrupted_save_leaves_the_older_artifact_and_nothing_else(
     save(tmp_path / "a", 1.0)
     before = tree(tmp_path)
 
-    def interrupt(*arguments: object) -> None:
+    def interrupt(*arguments: object, **named: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(artifact, stops_at, interrupt)
@@ -122,7 +122,7 @@ def test_an_interrupted_save_leaves_the_older_artifact_and_nothing_else(
 def test_a_full_disk_is_an_error_and_leaves_nothing_half_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, **named: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(artifact, "save_file", fail)

@@ -14,7 +14,7 @@ from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.guides import shelf
 from kvtransfer.guides.guide import Guide
 from kvtransfer.guides.maker import Maker
-from kvtransfer.guides.packed import PackedGuide, Prepared, described
+from kvtransfer.guides.packed import PackedGuide, Prepared, Told
 from kvtransfer.guides.prepare import Progress, cross, prepare, reader_of
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.repository import snapshot, upload
@@ -121,18 +121,12 @@ class GuidePack:
         """
         head = {"model": self.maker.to_dict(), "provenance": dict(self.provenance)}
         guides = (
-            (
-                {
-                    "name": guide.name,
-                    "text": guide.text,
-                    "tokens": guide.tokens,
-                    "made": dict(guide.made),
-                },
-                guide.prepared.tensors(),
+            shelf.Volume(
+                name=guide.name, tokens=guide.tokens, told=guide.head(), tensors=guide.tensors()
             )
             for guide in self.guides.values()
         )
-        shelf.save(Path(folder).expanduser(), head, guides, self._card)
+        shelf.save(Path(folder).expanduser(), head, guides, self._card())
 
     @classmethod
     def from_pretrained(cls, name: str | Path, *, revision: str | None = None) -> "GuidePack":
@@ -151,16 +145,18 @@ class GuidePack:
         config = shelf.load(folder)
         maker = Maker.from_dict(config["model"])
 
+        def tell(entry: shelf.Entry) -> Told:
+            return Told.of(shelf.told_of(folder, entry))
+
         def read(entry: shelf.Entry) -> Prepared:
             return Prepared.of(shelf.tensors_of(folder, entry), maker)
 
         guides = {
-            entry["name"]: PackedGuide.of(
+            entry["name"]: PackedGuide.read(
                 entry["name"],
-                entry["text"],
                 tokens=entry["tokens"],
-                made=entry["made"],
                 maker=maker,
+                tell=partial(tell, entry),
                 read=partial(read, entry),
             )
             for entry in config["guides"]
@@ -232,16 +228,15 @@ class GuidePack:
             )
         return table
 
-    def _card(self, entries: list[shelf.Entry]) -> str:
+    def _card(self) -> str:
         spec = self.maker.spec
         rows = "\n".join(
-            f"| {_cell(entry['name'])} | {entry['tokens']} | {how} |"
-            for entry in entries
-            for how in [described(entry["made"], spec.name)]
+            f"| {_cell(guide.name)} | {guide.tokens} | {guide.described} |"
+            for guide in self.guides.values()
         )
         return (
             f"# Guide pack for {spec.name}\n\n"
-            f"The KV caches of {len(entries)} texts, for {spec.name} (weights and settings "
+            f"The KV caches of {len(self)} texts, for {spec.name} (weights and settings "
             f"{spec.identity}, {spec.dtype}) and for no other model. Made by kvtransfer.\n\n"
             f"| guide | tokens | made |\n|---|---|---|\n{rows}\n\n"
             "```python\n"

@@ -1,9 +1,9 @@
 """One guide that was prepared once: its tokens, and the cache of them."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache as once
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from jaxtyping import Int
@@ -15,6 +15,8 @@ from kvtransfer.guides.graft import Graft
 from kvtransfer.guides.maker import Maker
 from kvtransfer.hf.fits import check_shapes
 from kvtransfer.hf.model import DTYPES, LanguageModel
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -60,32 +62,97 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class PackedGuide:
-    """A guide of a pack. Its numbers are read when they are first asked for."""
+class Told:
+    """What is said of a guide in words."""
 
-    name: str
     text: str
-    tokens: int
     made: Mapping[str, Any]
     """How: ``{"how": "own"}``, or ``"mapped"`` with the source and the mapping's settings;
     ``chat`` where the guide is a system message, and the cache is of what the chat template puts
     before the user's words."""
+
+    def head(self) -> dict[str, str]:
+        """As it is saved."""
+        return {"text": self.text, "made": json.dumps(dict(self.made), ensure_ascii=False)}
+
+    @classmethod
+    def of(cls, head: Mapping[str, str]) -> "Told":
+        """The inverse of :meth:`head`.
+
+        Raises:
+            ArtifactError: something is missing, or not as we write it.
+        """
+        try:
+            made = json.loads(head["made"])
+            if made["how"] == "mapped":
+                made["source"]
+            elif made["how"] != "own":
+                raise ValueError(f"made {made['how']!r}")
+            return cls(text=head["text"], made=made)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ArtifactError(
+                f"the head of a guide's file is malformed: {type(error).__name__}: {error}",
+                hint="the file was edited or written by another version; make the pack again",
+            ) from error
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PackedGuide:
+    """A guide of a pack. What is said of it, and its numbers, are read when first asked for."""
+
+    name: str
+    tokens: int
     maker: Maker
+    _tell: Callable[[], Told]
     _read: Callable[[], Prepared]
 
     @classmethod
-    def of(
+    def given(
+        cls, name: str, told: Told, prepared: Prepared, *, tokens: int, maker: Maker
+    ) -> "PackedGuide":
+        """A guide that was just made."""
+        return cls(
+            name=name, tokens=tokens, maker=maker, _tell=lambda: told, _read=lambda: prepared
+        )
+
+    @classmethod
+    def read(
         cls,
         name: str,
-        text: str,
         *,
         tokens: int,
-        made: Mapping[str, Any],
         maker: Maker,
+        tell: Callable[[], Told],
         read: Callable[[], Prepared],
     ) -> "PackedGuide":
-        """A guide whose numbers ``read`` gives; it is called once at most."""
-        return cls(name=name, text=text, tokens=tokens, made=made, maker=maker, _read=once(read))
+        """A guide that ``tell`` and ``read`` give, each called once at most."""
+        return cls(name=name, tokens=tokens, maker=maker, _tell=_Once(tell), _read=_Once(read))
+
+    @property
+    def text(self) -> str:
+        """What the guide says.
+
+        Raises:
+            ArtifactError: the file is missing or malformed.
+        """
+        return self._tell().text
+
+    @property
+    def made(self) -> Mapping[str, Any]:
+        """How it was made; see :class:`Told`.
+
+        Raises:
+            ArtifactError: the file is missing or malformed.
+        """
+        return self._tell().made
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As they are saved."""
+        return self.prepared.tensors()
+
+    def head(self) -> dict[str, str]:
+        """What is saved beside them."""
+        return self._tell().head()
 
     def __repr__(self) -> str:
         return f"PackedGuide({self.name!r}, {self.tokens} tokens, {self.described})"
@@ -179,6 +246,19 @@ def described(made: Mapping[str, Any], reader: str) -> str:
         f"own, by {reader}" if made["how"] == "own" else f"mapped from {made['source']} to {reader}"
     )
     return f"{how}, as system message" if made.get("chat") else how
+
+
+class _Once(Generic[T]):
+    """A function that is called once; functools' cache takes long to wrap a hundred of them."""
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self._found: list[T] = []
+
+    def __call__(self) -> T:
+        if not self._found:
+            self._found.append(self._call())
+        return self._found[0]
 
 
 def whole(ids: Tensor, cache: KVCache) -> Prepared:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 
 import torch
 from jaxtyping import Int
@@ -14,7 +13,7 @@ from kvtransfer.fitting.transfer import mapped
 from kvtransfer.guides.chat import split_chat
 from kvtransfer.guides.guide import Guide
 from kvtransfer.guides.maker import Maker
-from kvtransfer.guides.packed import PackedGuide, Prepared, whole
+from kvtransfer.guides.packed import PackedGuide, Told, whole
 from kvtransfer.hf.fits import check_finite
 from kvtransfer.hf.model import DTYPES, LanguageModel
 from kvtransfer.hf.run import prefill
@@ -46,13 +45,12 @@ def prepare(
     for name, text, ids in list(_encoded(model, guides, chat=chat)):
         cache = prefill(model, ids[None])
         check_finite(cache)
-        yield PackedGuide.of(
+        yield PackedGuide.given(
             name,
-            text,
+            Told(text=text, made={"how": "own"} | ({"chat": True} if chat else {})),
+            whole(ids, cache),
             tokens=len(ids),
-            made={"how": "own"} | ({"chat": True} if chat else {}),
             maker=maker,
-            read=partial(_given, whole(ids, cache)),
         )
         progress(len(ids))
 
@@ -126,24 +124,19 @@ def cross(
         else:
             made = mapped(mapping, guide.plain(), target, guide.ids[None])
         check_finite(made)
-        yield PackedGuide.of(
+        how = {
+            "how": "mapped",
+            "source": guide.maker.spec.name,
+            "source_identity": guide.maker.spec.identity,
+            "mapping": dict(mapping.settings),
+            "mapping_notes": list(mapping.notes),
+            "approximate": made.approximate,
+        }
+        yield PackedGuide.given(
             guide.name,
-            guide.text,
+            Told(text=guide.text, made=how | ({"chat": True} if guide.made.get("chat") else {})),
+            whole(guide.ids, made),
             tokens=guide.tokens,
-            made={
-                "how": "mapped",
-                "source": guide.maker.spec.name,
-                "source_identity": guide.maker.spec.identity,
-                "mapping": dict(mapping.settings),
-                "mapping_notes": list(mapping.notes),
-                "approximate": made.approximate,
-            }
-            | ({"chat": True} if guide.made.get("chat") else {}),
             maker=maker,
-            read=partial(_given, whole(guide.ids, made)),
         )
         progress(guide.tokens)
-
-
-def _given(prepared: Prepared) -> Prepared:
-    return prepared

@@ -1,7 +1,7 @@
 """How a pack lies on the disk: a list of guides, and for each of them a file of its own.
 
-config.json              what it is, for which model, and the guides in their order
-guides/….safetensors     one guide's keys and values
+config.json              what it is, for which model, and the names of the guides in their order
+guides/….safetensors     one guide: keys, values, ids; in its head the text and how it was made
 README.md                a card that a person can read
 
 Files of guides are named anew in every save and never written to again, and config.json is replaced
@@ -10,11 +10,13 @@ the one who saves is interrupted.
 """
 
 import hashlib
+import json
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -35,9 +37,24 @@ PATIENCE = 600
 """Seconds that a save waits for another one to the same folder."""
 
 Entry = dict[str, Any]
-"""One guide as config.json has it: among others its ``name``, its ``file``, and that one's
-``crc32``, which is looked at whenever the guide is read: a SHA-256 would take longer than all the
-rest of it."""
+"""One guide as config.json has it: ``name``, ``tokens``, ``file``, and that one's ``crc32``, which
+is looked at whenever the guide is read: a SHA-256 would take longer than all the rest of it. No
+more than that, so that a pack of many guides opens as quickly as one of few."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Volume:
+    """One guide on its way to the disk."""
+
+    name: str
+    tokens: int
+    told: Mapping[str, str]
+    """What the head of its file says."""
+    tensors: Mapping[str, Tensor]
+
+
+FIELDS = {"name": str, "tokens": int, "file": str, "crc32": int}
+"""What an entry has, and of what kind."""
 
 BLOCK = 1 << 20
 """Bytes of a file that are read at once."""
@@ -46,8 +63,8 @@ BLOCK = 1 << 20
 def save(
     folder: Path,
     head: Mapping[str, Any],
-    guides: Iterable[tuple[Entry, Mapping[str, Tensor]]],
-    card: Callable[[list[Entry]], str],
+    guides: Iterable[Volume],
+    card: str,
 ) -> None:
     """Write a pack, replacing a pack that was there. Guides are taken one at a time.
 
@@ -59,7 +76,7 @@ def save(
     try:
         (folder / GUIDES).mkdir(parents=True, exist_ok=True)
         with _alone(folder):
-            entries = [entry | _put(folder / GUIDES, tensors) for entry, tensors in guides]
+            entries = [_put(folder / GUIDES, each) for each in guides]
             before = _held(folder)
             config = dict(head) | {
                 "format": FORMAT,
@@ -67,7 +84,7 @@ def save(
                 "guides": entries,
                 "sha256": _digest(entries),
             }
-            _replace(folder, artifact.CARD, card(entries))
+            _replace(folder, artifact.CARD, card)
             _replace(folder, artifact.CONFIG, to_json(config))
             # What the last pack held stays for those who have it open; what was before it goes.
             _sweep(folder, before | {str(entry["file"]) for entry in entries})
@@ -90,7 +107,7 @@ def load(folder: Path) -> dict[str, Any]:
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ArtifactError(f"{where} has no list of guides", hint="copy or make the pack again")
     for entry in entries:
-        artifact.require(entry, ("name", "text", "tokens", "made", "file", "crc32"), where)
+        _check_entry(entry, where)
     if (found := _digest(entries)) != config["sha256"]:
         raise artifact.changed(where, found, config["sha256"])
     return config
@@ -102,12 +119,30 @@ def tensors_of(folder: Path, entry: Entry) -> dict[str, Tensor]:
     Raises:
         ArtifactError: they are missing, truncated, or not what was written.
     """
-    path = folder / GUIDES / Path(str(entry["file"])).name  # a file of this folder, and no other
-    try:
+    path = _path(folder, entry)
+    with _readable(path, entry):
         if (found := _crc32(path)) != entry["crc32"]:
             raise artifact.changed(path, f"{found:08x}", f"{entry['crc32']:08x}")
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def told_of(folder: Path, entry: Entry) -> dict[str, str]:
+    """What the head of a guide's file says; its numbers are not touched.
+
+    Raises:
+        ArtifactError: as :func:`tensors_of`.
+    """
+    path = _path(folder, entry)
+    with _readable(path, entry), safe_open(path, framework="pt") as file:
+        return dict(file.metadata() or {})
+
+
+@contextmanager
+def _readable(path: Path, entry: Entry) -> Iterator[None]:
+    """Say of a guide's file what is wrong with it."""
+    try:
+        yield
     except FileNotFoundError as error:
         raise ArtifactError(
             f"{path}, the guide {entry['name']!r}, is gone",
@@ -120,6 +155,21 @@ def tensors_of(folder: Path, entry: Entry) -> dict[str, Tensor]:
         raise ArtifactError(
             f"{path} cannot be read: {error.strerror or error}", hint="copy the pack again"
         ) from error
+
+
+def _path(folder: Path, entry: Entry) -> Path:
+    return folder / GUIDES / Path(entry["file"]).name  # a file of this folder, and no other
+
+
+def _check_entry(entry: Entry, where: Path) -> None:
+    """Raise ArtifactError unless a guide is described as we describe it."""
+    artifact.require(entry, tuple(FIELDS), where)
+    for field, kind in FIELDS.items():
+        if type(entry[field]) is not kind:
+            raise ArtifactError(
+                f"{where} has {field} {entry[field]!r} of the guide {entry['name']!r}",
+                hint="the file was edited; copy or make the pack again",
+            )
 
 
 def refuse_foreign(folder: Path) -> None:
@@ -157,18 +207,23 @@ def _alone(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _put(guides: Path, tensors: Mapping[str, Tensor]) -> Entry:
-    """Write a guide's file, and return its name and checksum."""
+def _put(guides: Path, volume: Volume) -> Entry:
+    """Write a guide's file, and return its entry."""
     fresh = guides / f".{uuid4().hex}"
     path = guides / f"{uuid4().hex}.safetensors"
     try:
-        artifact.write_tensors(fresh, tensors)
+        artifact.write_tensors(fresh, volume.tensors, volume.told)
         found = _crc32(fresh)
         _settle(fresh)
         fresh.replace(path)
     finally:
         fresh.unlink(missing_ok=True)
-    return {"file": path.name, "crc32": found}
+    return {
+        "name": volume.name,
+        "tokens": volume.tokens,
+        "file": path.name,
+        "crc32": found,
+    }
 
 
 def _crc32(path: Path) -> int:
@@ -224,4 +279,5 @@ def _is_ours(path: Path) -> bool:
 
 
 def _digest(entries: list[Entry]) -> str:
-    return hashlib.sha256(to_json(entries).encode()).hexdigest()
+    # On one line: with indents, Python's JSON is several times slower, and this is most of opening.
+    return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()

@@ -362,9 +362,26 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-def another_text(folder: Path) -> None:
+def another_name(folder: Path) -> None:
     entries = shelf.load(folder)["guides"]
-    edited(folder, guides=[entry | {"text": "edited"} for entry in entries])
+    edited(folder, guides=[entry | {"name": "edited"} for entry in entries])
+
+
+def a_guide_with(**changes: Any) -> Callable[[Path], None]:
+    """An edit of a guide in the list, with the list's own checksum set right."""
+
+    def edit(folder: Path) -> None:
+        first, *rest = shelf.load(folder)["guides"]
+        guides = [first | changes, *rest]
+        edited(folder, guides=guides, sha256=shelf._digest(guides))
+
+    return edit
+
+
+def another_head(folder: Path) -> None:
+    path = file_of(folder, "harbour")
+    save_file(load_file(path), path, metadata={"text": "x", "made": '{"how": "found"}'})
+    a_guide_with(crc32=zlib.crc32(path.read_bytes()))(folder)
 
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -373,7 +390,12 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "a file gone": (lambda f: file_of(f, "harbour").unlink(), "is gone"),
     "no config": (lambda f: (f / "config.json").unlink(), "holds no guide pack"),
     "no JSON": (lambda f: (f / "config.json").write_text("{"), "cannot be read as JSON"),
-    "an edited text": (another_text, "has checksum"),
+    "an edited name": (another_name, "has checksum"),
+    "words for a number": (a_guide_with(tokens="x"), "tokens 'x' of the guide 'harbour'"),
+    "a name that is none": (a_guide_with(name=5), "name 5"),
+    "another folder's file": (a_guide_with(file="../../config.json"), "is gone"),
+    "another checksum": (a_guide_with(crc32=1), "says 00000001"),
+    "an unknown making": (another_head, "head of a guide's file is malformed"),
     "a later format": (
         lambda f: edited(f, format=7),
         "is in format 7; this version reads format 1",
@@ -390,7 +412,7 @@ def test_what_is_broken_is_refused_by_name(model: LanguageModel, folder: Path, k
     breaks(folder)
 
     with pytest.raises(ArtifactError, match=message) as caught:
-        GuidePack.from_pretrained(folder)["harbour"].restore(model)
+        GuidePack.from_pretrained(folder)["harbour"].graft(model)
     assert caught.value.hint
 
 

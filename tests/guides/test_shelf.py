@@ -2,7 +2,7 @@
 
 import resource
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
@@ -10,7 +10,6 @@ from random import Random
 
 import pytest
 import torch
-from torch import Tensor
 
 from kvtransfer.errors import ArtifactError
 from kvtransfer.guides import shelf
@@ -21,12 +20,13 @@ SIZE = 100_000
 def save(folder: Path, number: int, guides: int = 3) -> None:
     """A pack in which everything says the same number."""
 
-    def each(name: int) -> tuple[shelf.Entry, Mapping[str, Tensor]]:
-        entry = {"name": str(name), "text": str(number), "tokens": 1, "made": {"how": "own"}}
-        return entry, {"t": torch.full((SIZE,), number + name / 10)}
+    def each(name: int) -> shelf.Volume:
+        tensors = {"t": torch.full((SIZE,), number + name / 10)}
+        told = {"number": str(number)}
+        return shelf.Volume(name=str(name), tokens=1, told=told, tensors=tensors)
 
     head = {"model": {"number": number}, "provenance": {}}
-    shelf.save(folder, head, map(each, range(guides)), lambda entries: f"# {number}")
+    shelf.save(folder, head, map(each, range(guides)), f"# {number}")
 
 
 def number_in(folder: Path) -> int:
@@ -35,7 +35,8 @@ def number_in(folder: Path) -> int:
     found = {int(config["model"]["number"])}
     for entry in config["guides"]:
         held = shelf.tensors_of(folder, entry)["t"]
-        found |= {int(entry["text"]), int(held.min()), int(held.max())}
+        told = shelf.told_of(folder, entry)["number"]
+        found |= {int(told), int(held.min()), int(held.max())}
     (number,) = found
     return number
 
