@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -209,15 +210,19 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def _put(guides: Path, volume: Volume) -> Entry:
     """Write a guide's file, and return its entry."""
-    fresh = guides / f".{uuid4().hex}"
+    # In a folder of its own: safetensors writes to a file that it names itself, which stays behind
+    # if this process is killed.
+    begun = guides / f".{uuid4().hex}"
     path = guides / f"{uuid4().hex}.safetensors"
     try:
+        begun.mkdir()
+        fresh = begun / path.name
         artifact.write_tensors(fresh, volume.tensors, volume.told)
         found = _crc32(fresh)
         _settle(fresh)
         fresh.replace(path)
     finally:
-        fresh.unlink(missing_ok=True)
+        shutil.rmtree(begun, ignore_errors=True)
     return {
         "name": volume.name,
         "tokens": volume.tokens,
@@ -270,11 +275,14 @@ def _sweep(folder: Path, keep: set[str]) -> None:
     """Remove what no pack refers to, and what interrupted saves left."""
     for path in (folder / GUIDES).iterdir():
         if path.name not in keep and _is_ours(path):
-            path.unlink()
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a file has a name that we give: of a guide, or before it is one."""
+    """Whether something has a name that we give: a guide, or what is to become one."""
     return re.fullmatch(r"[0-9a-f]{32}\.safetensors|\.[0-9a-f]{32}", path.name) is not None
 
 

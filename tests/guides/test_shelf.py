@@ -2,7 +2,7 @@
 
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
@@ -49,12 +49,12 @@ def keep_saving(folder: Path, number: int) -> None:
 
 
 @contextmanager
-def saving(folder: Path, number: int) -> Iterator[None]:
-    """Another process that saves, until it is killed."""
+def saving(folder: Path, number: int) -> Iterator[Callable[[], bool]]:
+    """Another process that saves, until it is killed; tells whether it still does."""
     process = get_context("fork").Process(target=keep_saving, args=(folder, number), daemon=True)
     process.start()
     try:
-        yield
+        yield process.is_alive
     finally:
         process.kill()
         process.join()
@@ -67,9 +67,9 @@ def test_a_save_that_is_killed_leaves_the_old_pack_or_the_new_one(tmp_path: Path
     save(folder, 1)
     for _ in range(12):
         before = number_in(folder)
-        with saving(folder, before + 1):
+        with saving(folder, before + 1) as saves:
             while (now := number_in(folder)) == before:
-                pass
+                assert saves()
             time.sleep(random.uniform(0.0, 0.02))  # some way into one of the next saves
         assert number_in(folder) >= now
 
@@ -84,11 +84,26 @@ def test_two_processes_may_save_at_once(tmp_path: Path) -> None:
     folder, seen = tmp_path / "pack", set[int]()
     save(folder, 1)
 
-    with saving(folder, 1_000_000), saving(folder, 2_000_000):
+    with saving(folder, 1_000_000) as one, saving(folder, 2_000_000) as other:
         while not {1, 2} <= seen:  # whole ones, of both
             seen.add(number_in(folder) // 1_000_000)
+            assert one()
+            assert other()
 
     assert number_in(folder) // 1_000_000 in (1, 2)
+
+
+def test_what_a_killed_save_had_begun_is_in_nobodys_way(tmp_path: Path) -> None:
+    """Such as the file that safetensors names itself, and writes before ours gets its name."""
+    save(tmp_path, 1)
+    begun = tmp_path / "guides" / f".{'0' * 32}"
+    begun.mkdir()
+    (begun / ".tmpuFaDki").write_bytes(b"half")
+
+    save(tmp_path, 2)
+
+    assert number_in(tmp_path) == 2
+    assert not begun.exists()
 
 
 def test_a_guide_of_the_pack_before_can_still_be_read(tmp_path: Path) -> None:
