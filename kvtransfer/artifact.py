@@ -165,7 +165,7 @@ def read_config(
             f"{folder} holds no {kind.replace('_', ' ')}: it has no {CONFIG}",
             hint=f"check the path; `{maker}` writes one",
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(
             f"{path} cannot be read as JSON: {error}", hint="copy or make the artifact again"
         ) from error

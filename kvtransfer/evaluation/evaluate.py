@@ -86,6 +86,13 @@ def evaluate(
             name: rival.insisting_on(source.spec, target.spec) for name, rival in rivals.items()
         }
     pair = Pair(source, target, mapping, rivals, repairs, dict(packs or {}))
+    guides = None if guides is None else tuple(guides)
+    for pack in pair.packs.values():  # before anything is read, not after
+        if guides is None:
+            raise ValueError("a pack is measured on its guides, and none are asked about")
+        pack.maker.check(target)
+        for guide in guides:
+            pack[guide.name]
     text = asked = None
     passed: tuple[str, ...] = ()
     if texts is not None:
@@ -100,7 +107,6 @@ def evaluate(
             pair, sequences, names, prefix=prefix, progress=lambda: progress("text")
         )
     if guides is not None:
-        guides = tuple(guides)
         if not guides:
             raise TextError("there are no guides to evaluate on", hint="give at least one guide")
         asked = evaluate_guides(pair, guides, names, progress=lambda: progress("guides"))

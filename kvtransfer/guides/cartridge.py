@@ -48,6 +48,8 @@ def export_cartridge(guide: PackedGuide, folder: str | Path) -> None:
         )
     pairs = torch.stack([block for pair in held for block in pair], dim=1)
     folder = Path(folder).expanduser()
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ArtifactError(f"{folder} is not empty", hint="name a new or empty folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         config.save_pretrained(folder)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from kvtransfer.errors import SeamError
+from kvtransfer.errors import CacheLayoutError, SeamError
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.guides.chat import split_chat
 from kvtransfer.guides.seam import Joint, Seam, split
@@ -79,11 +79,20 @@ class Graft:
         """
         joint = self.joined(prompt, seam=seam)
         prefix = self.prefix.prefix(self.prefix.tokens - joint.moved_tokens)
+        length, limit = prefix.tokens + len(joint.live), self.model.max_positions
+        if limit is not None and length + max_new_tokens - 1 > limit:
+            raise CacheLayoutError(
+                f"{max_new_tokens} new tokens after {length} of guide and prompt, and "
+                f"{self.model.spec.name} reads at most {limit}",
+                hint=f"ask for {max(limit - length + 1, 0)} at most (--max-new-tokens)",
+            )
         tokens: list[int] = []
-        told = ""
+        told = text = ""
         for token in generate(self.model, joint.live, prefix, max_new_tokens=max_new_tokens):
             tokens.append(token)
             text = self.model.decode(torch.tensor(tokens))
             if not text.endswith("\ufffd"):  # half a character: the rest of it comes next
                 yield text.removeprefix(told)
                 told = text
+        if text != told:  # it ended in the midst of one
+            yield text.removeprefix(told)

@@ -93,8 +93,11 @@ def _guide(line: str, where: str, number: int, *, questions: bool) -> Guide:
     items = row.get("items", None if questions else [])
     if not isinstance(items, list) or (questions and not items):
         raise TextError(f"{where} has no list of 'items'", hint=f"such as {EXAMPLE}")
+    name = row.get("name", f"guide-{number}")
+    if not isinstance(name, str) or not name.strip() or _half_a_character(name):
+        raise TextError(f"{where}: 'name' is {name!r}", hint="a text that is not empty, or none")
     return Guide(
-        name=str(row.get("name") or f"guide-{number}"),
+        name=name,
         text=_string(row, "guide", where),
         items=tuple(_item(each, f"{where}, item {i}") for i, each in enumerate(items, 1)),
     )
@@ -133,6 +136,11 @@ def _string(row: Mapping[str, Any], field: str, where: str) -> str:
     text = row.get(field)
     if not isinstance(text, str) or not text.strip():
         raise TextError(f"{where} has no text in '{field}'", hint=f"such as {EXAMPLE}")
-    if any("\ud800" <= letter <= "\udfff" for letter in text):  # JSON can spell it; no text has it
+    if _half_a_character(text):
         raise TextError(f"{where}: '{field}' holds half a character", hint="leave it out")
     return text
+
+
+def _half_a_character(text: str) -> bool:
+    """Whether a lone surrogate stands in it: JSON can spell one, and no text has it."""
+    return any("\ud800" <= letter <= "\udfff" for letter in text)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Int
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
@@ -137,11 +138,13 @@ class Modules:
         )
         for name, place in self.places.items():
             table.add_row(
-                name,
-                place.union or "–",
+                escape(name),
+                escape(place.union or "–"),
                 f"{place.start} to {place.end - 1}",
                 str(len(place.ids)),
-                ", ".join(f"{each.name} (≤ {each.tokens})" for each in place.parameters) or "–",
+                escape(
+                    ", ".join(f"{each.name} (≤ {each.tokens})" for each in place.parameters) or "–"
+                ),
             )
         return table
 

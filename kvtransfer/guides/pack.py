@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from kvtransfer.errors import ArtifactError
@@ -99,8 +100,8 @@ class GuidePack:
             mapping: From the model of this pack.
             target: The model that the mapping goes to; needed only where the mapping starts with
                 layers of it.
-            dtype: That the pack is to be read in, where no ``target`` says it; None for the one
-                that the mapping was fitted in.
+            dtype: That the pack is to be read in, where no ``target`` says it; None for this
+                pack's own.
             progress: Told the number of tokens after each guide.
 
         Raises:
@@ -108,7 +109,7 @@ class GuidePack:
                 or needs it.
             CacheLayoutError: the target cuts text into other tokens.
         """
-        maker = reader_of(mapping, target, dtype)
+        maker = reader_of(mapping, target, dtype or self.maker.spec.dtype)
         crossed = cross(self.guides.values(), mapping, maker, target, progress=progress)
         made = {each.name: each for each in crossed}
         return GuidePack(maker=maker, guides=made, provenance=Provenance.here(seed=0).to_dict())
@@ -220,11 +221,11 @@ class GuidePack:
         for guide in self.guides.values():
             begins = " ".join(guide.text.split())
             table.add_row(
-                guide.name,
+                escape(guide.name),
                 str(guide.tokens),
                 f"{guide.nbytes / 1e6:.1f}",
-                guide.described,
-                begins if len(begins) <= BEGINNING else begins[: BEGINNING - 1] + "…",
+                escape(guide.described),
+                escape(begins if len(begins) <= BEGINNING else begins[: BEGINNING - 1] + "…"),
             )
         return table
 

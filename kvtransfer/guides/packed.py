@@ -216,6 +216,8 @@ class PackedGuide:
 
         Raises: as :meth:`restore`.
         """
+        if batch < 1:
+            raise ValueError(f"a batch of {batch}")
         prefix = self.restore(model, cast=cast)
         return Graft(
             model,

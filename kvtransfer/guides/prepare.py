@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from kvtransfer.errors import CacheLayoutError, IncompatibleModels, TextError
+from kvtransfer.errors import CacheLayoutError, DeviceError, IncompatibleModels, TextError
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.transfer import mapped
 from kvtransfer.guides.chat import split_chat
@@ -62,8 +62,12 @@ def _encoded(
     seen: set[str] = set()
     for guide in guides:
         name, text = (guide.name, guide.text) if isinstance(guide, Guide) else guide
+        if not isinstance(name, str) or not name.strip():
+            raise TextError(f"a guide is called {name!r}", hint="names are texts, and not empty")
         if name in seen:
-            raise TextError(f"two guides are called {name!r}", hint="names are told apart by them")
+            raise TextError(
+                f"two guides are called {name!r}", hint="guides are told apart by their names"
+            )
         seen.add(name)
         ids = split_chat(model.tokenizer, text, ANYTHING).hidden if chat else model.encode(text)
         if not len(ids):
@@ -82,12 +86,15 @@ def _encoded(
         raise TextError("there are no guides", hint="give at least one")
 
 
-def reader_of(mapping: KVMapping, target: LanguageModel | None, dtype: str | None) -> Maker:
+def reader_of(mapping: KVMapping, target: LanguageModel | None, dtype: str) -> Maker:
     """Who can read what ``mapping`` makes.
 
     Raises:
         IncompatibleModels: the mapping starts with layers of the target, which is not there.
+        DeviceError: there is no such dtype.
     """
+    if dtype not in DTYPES:
+        raise DeviceError(f"no dtype {dtype!r}", hint=f"one of {', '.join(DTYPES)}")
     if target is not None:
         return Maker.of(target)
     if mapping.start is not None:
@@ -96,7 +103,7 @@ def reader_of(mapping: KVMapping, target: LanguageModel | None, dtype: str | Non
             "have to be run",
             hint="give the model (--target), or a mapping without a start",
         )
-    spec = replace(mapping.target, dtype=dtype or mapping.target.dtype)
+    spec = replace(mapping.target, dtype=dtype)
     return Maker(spec=spec, config=mapping.target_config)
 
 

@@ -79,12 +79,8 @@ def save(
         with _alone(folder):
             entries = [_put(folder / GUIDES, each) for each in guides]
             before = _held(folder)
-            config = dict(head) | {
-                "format": FORMAT,
-                "kind": KIND,
-                "guides": entries,
-                "sha256": _digest(entries),
-            }
+            config = dict(head) | {"format": FORMAT, "kind": KIND, "guides": entries}
+            config["sha256"] = digest(config)
             _replace(folder, artifact.CARD, card)
             _replace(folder, artifact.CONFIG, to_json(config))
             # What the last pack held stays for those who have it open; what was before it goes.
@@ -107,9 +103,13 @@ def load(folder: Path) -> dict[str, Any]:
     entries = config["guides"]
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ArtifactError(f"{where} has no list of guides", hint="copy or make the pack again")
+    if not isinstance(config["provenance"], dict):
+        raise ArtifactError(
+            f"{where} has a provenance of {config['provenance']!r}", hint="make the pack again"
+        )
     for entry in entries:
         _check_entry(entry, where)
-    if (found := _digest(entries)) != config["sha256"]:
+    if (found := digest(config)) != config["sha256"]:
         raise artifact.changed(where, found, config["sha256"])
     return config
 
@@ -286,6 +286,8 @@ def _is_ours(path: Path) -> bool:
     return re.fullmatch(r"[0-9a-f]{32}\.safetensors|\.[0-9a-f]{32}", path.name) is not None
 
 
-def _digest(entries: list[Entry]) -> str:
+def digest(config: Mapping[str, Any]) -> str:
+    """A checksum of all that a config says, but for the checksum itself."""
+    said = {name: value for name, value in config.items() if name != "sha256"}
     # On one line: with indents, Python's JSON is several times slower, and this is most of opening.
-    return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()

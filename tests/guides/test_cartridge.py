@@ -74,5 +74,7 @@ def test_what_does_not_fit_is_refused_by_name(tiny: Tiny, tmp_path: Path) -> Non
     path.write_bytes(b"short")
     with pytest.raises(ArtifactError, match="truncated"):
         read_cartridge(tmp_path / "adapter", model)
+    with pytest.raises(ArtifactError, match="is not empty"):
+        export_cartridge(guide, tmp_path / "adapter")
     with pytest.raises(ArtifactError, match="cannot be written"):
         export_cartridge(guide, "/proc/adapter")

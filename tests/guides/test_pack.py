@@ -1,5 +1,6 @@
 """A restored guide is the model's own cache, costs no forward pass, and is no other model's."""
 
+import io
 import json
 import zlib
 from collections.abc import Callable, Iterator
@@ -10,12 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from kvtransfer.errors import (
     ArtifactError,
     CacheLayoutError,
+    DeviceError,
     IncompatibleModels,
     KVTransferError,
     SeamError,
@@ -233,6 +236,31 @@ def test_a_guide_may_be_a_system_message(talking: LanguageModel, tmp_path: Path)
         list(graft.stream(said, max_new_tokens=8))
 
 
+def test_more_tokens_than_there_is_room_for_are_refused_before_any_is_written(
+    model: LanguageModel, pack: GuidePack
+) -> None:
+    with (
+        counted(model.module) as ran,
+        pytest.raises(CacheLayoutError, match="at most 512") as found,
+    ):
+        list(pack["harbour"].graft(model).stream(" At", max_new_tokens=1000))
+    assert ran == []
+    assert "ask for 4" in str(found.value.hint)
+    with pytest.raises(ValueError, match="a batch of 0"):
+        pack["harbour"].graft(model, batch=0)
+
+
+def test_names_and_texts_with_brackets_print(model: LanguageModel) -> None:
+    odd = GuidePack.build(model, [("[/nope]", "[INST] Be brief. [/INST] ok")])
+    console = Console(width=200, file=io.StringIO(), record=True)
+
+    console.print(odd)
+
+    printed = console.export_text()
+    assert "[/nope]" in printed
+    assert "[INST] Be brief. [/INST] ok" in printed
+
+
 # Which model may read it
 
 
@@ -307,6 +335,7 @@ def test_numbers_that_were_written_to_are_refused(model: LanguageModel, folder: 
         ([], TextError, "there are no guides"),
         ([("a", "")], TextError, "guide 'a' has no tokens"),
         ([("a", "x"), ("a", "y")], TextError, "two guides are called 'a'"),
+        ([("", "x")], TextError, "a guide is called ''"),
         (
             [("ok", "x"), ("long", "sand " * 600)],
             CacheLayoutError,
@@ -351,6 +380,19 @@ def edited(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps(config | changes), encoding="utf-8")
 
 
+def signed(folder: Path, **changes: Any) -> None:
+    """An edit with the config's own checksum set right."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) | changes
+    edited(folder, **changes, sha256=shelf.digest(config))
+
+
+def another_theta(folder: Path) -> None:
+    model = shelf.load(folder)["model"]
+    model["config"]["rope_parameters"]["rope_theta"] = 5e5
+    edited(folder, model=model)
+
+
 def file_of(folder: Path, name: str) -> Path:
     (entry,) = (each for each in shelf.load(folder)["guides"] if each["name"] == name)
     return folder / "guides" / str(entry["file"])
@@ -373,7 +415,7 @@ def a_guide_with(**changes: Any) -> Callable[[Path], None]:
     def edit(folder: Path) -> None:
         first, *rest = shelf.load(folder)["guides"]
         guides = [first | changes, *rest]
-        edited(folder, guides=guides, sha256=shelf._digest(guides))
+        signed(folder, guides=guides)
 
     return edit
 
@@ -401,8 +443,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         "is in format 7; this version reads format 1",
     ),
     "another kind": (lambda f: edited(f, kind="kv_mapping"), "describes a 'kv_mapping'"),
-    "no guides": (lambda f: edited(f, guides={}), "no list of guides"),
-    "no model": (lambda f: edited(f, model={"spec": 1}), "a pack's model is malformed"),
+    "another theta": (another_theta, "has checksum"),
+    "no guides": (lambda f: signed(f, guides={}), "no list of guides"),
+    "no model": (lambda f: signed(f, model={"spec": 1}), "a pack's model is malformed"),
+    "no provenance": (lambda f: signed(f, provenance=5), "provenance"),
 }
 
 
@@ -426,7 +470,7 @@ def test_another_models_file_in_a_packs_folder_is_refused(
     save_file(tensors, path)
     entries = shelf.load(folder)["guides"]
     entries[0]["crc32"] = zlib.crc32(path.read_bytes())
-    edited(folder, guides=entries, sha256=shelf._digest(entries))
+    signed(folder, guides=entries)
 
     with pytest.raises(ArtifactError, match="layer 2: 1 heads"):
         GuidePack.from_pretrained(folder)["harbour"].restore(model)
@@ -466,6 +510,27 @@ def test_a_mapped_pack_holds_what_the_mapping_makes_and_says_so(
     score(target, LIVE, found["harbour"].restore(target))
     with pytest.raises(IncompatibleModels):
         found["harbour"].restore(model)
+
+
+def test_a_packs_dtype_goes_with_it_unless_another_is_asked_for(
+    mapping: KVMapping, pack: GuidePack
+) -> None:
+    assert pack.transferred(mapping)["x"].prepared.cache.dtype == torch.float32
+    half = pack.transferred(mapping, dtype="bfloat16")["x"]
+    assert half.prepared.cache.dtype == torch.bfloat16
+    with pytest.raises(DeviceError, match="no dtype 'foo'"):
+        pack.transferred(mapping, dtype="foo")
+
+
+def test_an_older_digest_without_added_tokens_is_the_same_tokenizer(
+    model: LanguageModel, pack: GuidePack
+) -> None:
+    ordinary = str(model.spec.tokenizer).partition("+")[0]
+    maker = replace(pack.maker, spec=replace(pack.maker.spec, tokenizer=ordinary))
+
+    maker.check(model)
+    with pytest.raises(IncompatibleModels, match="tokenizer"):
+        replace(maker, spec=replace(maker.spec, tokenizer="f" + ordinary)).check(model)
 
 
 def test_a_mapping_from_another_model_does_not_move_a_pack(tiny: Tiny, mapping: KVMapping) -> None:
