@@ -17,6 +17,10 @@ from kvtransfer.geometry.cache import KVCache
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.reread import check_readable, first_layers, reread
 
+EXACT = 0.01
+"""The squared error of a token in layer 0, relative to the mean squared size, up to which it is
+rounding; another token's is about one."""
+
 LAYERS = 2
 """How many layers are computed for all tokens. In the first, a token's keys and values are of the
 token alone; the second is the first in which they tell of the text before it."""
@@ -52,7 +56,7 @@ def recompute(
 
     Raises:
         CacheLayoutError, IncompatibleModels: cache or ids are not the model's, or do not go
-            together.
+            together; or a cache that is said to be exact is of other ids.
         RotationError: the model's table depends on how long a text it reads.
         UnsupportedModel: its attention cannot be given a mask for tokens here and there.
         ValueError: ``share``, ``after`` or ``layers`` is out of range.
@@ -73,9 +77,27 @@ def recompute(
     if count == 0:
         return cache
     begun = first_layers(model, ids, cache, after=after, last=layers - 1)
+    if cache.approximate is None:
+        _require_of_these(model, begun, cache)
     index = worst(deviation(begun, cache, layers=layers), count, after=after)
     made = reread(model, ids, begun, index, right=layers)
     return replace(made, approximate=_remark(cache, count, of=doubtful))
+
+
+def _require_of_these(model: LanguageModel, right: KVCache, cache: KVCache) -> None:
+    """Raise CacheLayoutError if a cache that is said to be exact is another text's.
+
+    In layer 0 a token's keys and values are of the token and its position alone, so there they
+    must be what the model makes of it.
+    """
+    off = deviation(right, cache, layers=1).amax()
+    if float(off) > EXACT:
+        raise CacheLayoutError(
+            f"this cache is not of these ids: in layer 0 of {model.spec.name} a token is off by "
+            f"{float(off):.2g} of its squared size",
+            hint="give the ids that it was made of; of a cache that is known to be wrong, say so: "
+            "replace(cache, approximate=…)",
+        )
 
 
 def deviation(right: KVCache, cache: KVCache, *, layers: int) -> Float[Tensor, "b t"]:

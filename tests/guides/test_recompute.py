@@ -133,7 +133,7 @@ def test_each_row_of_a_batch_has_its_own_tokens(tiny: Callable[..., LanguageMode
     for layer in range(4):
         for row, token in ((0, 4), (1, 31)):
             spoiled.keys[layer][row, :, token] += 3
-    spoiled = replace(spoiled)  # a value of what they are now
+    spoiled = replace(spoiled, approximate="spoiled")
 
     assert cache_error(recompute(model, ids, spoiled, 1 / ids.shape[1]), full) < 1e-5
 
@@ -180,6 +180,18 @@ def test_ids_of_other_tokens_are_refused_also_where_nothing_is_recomputed(
 
     with pytest.raises(CacheLayoutError, match=r"\(1, 39\)"):
         recompute(model, IDS[:, 1:], prefill(model, IDS), 0.0)
+
+
+def test_another_texts_ids_are_not_taken_for_those_of_an_exact_cache(
+    tiny: Callable[..., LanguageModel],
+) -> None:
+    model = tiny("llama")
+    exact = prefill(model, IDS)
+
+    with pytest.raises(CacheLayoutError, match="not of these ids"):
+        recompute(model, IDS.flip(1), exact, 0.5)
+    repaired = recompute(model, IDS.flip(1), replace(exact, approximate="another text's"), 1.0)
+    assert cache_error(repaired, prefill(model, IDS.flip(1))) < 1e-5
 
 
 def test_a_model_of_one_layer_is_read_whole(tiny: Callable[..., LanguageModel]) -> None:
