@@ -8,7 +8,6 @@ The folder's adapter is rewritten every ``save_every`` steps, so that a run cut 
 
 import argparse
 import json
-import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
-from experiments.siblings import corpus, lora, sibling
+from experiments.siblings import corpus, lora, schedule, sibling
 from experiments.siblings.objective import FullModel, losses
 
 
@@ -47,11 +46,13 @@ class Healing:
 
     def rate(self, step: int) -> float:
         """Learning rate of a step: a linear warm-up, then a cosine."""
-        if step < self.warmup:
-            return self.learning_rate * (step + 1) / self.warmup
-        done = (step - self.warmup) / max(1, self.steps - self.warmup)
-        cosine = 0.5 * (1 + math.cos(math.pi * done))
-        return self.learning_rate * (self.least + (1 - self.least) * cosine)
+        return schedule.rate(
+            step,
+            steps=self.steps,
+            warmup=self.warmup,
+            highest=self.learning_rate,
+            least=self.least,
+        )
 
 
 Log = Callable[[dict[str, object]], None]

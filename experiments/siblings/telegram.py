@@ -8,7 +8,6 @@ telegram alone, so that the keys and values of the plain text before it come to 
 
 import argparse
 import json
-import math
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from experiments.siblings import facts, lora, sibling
+from experiments.siblings import facts, lora, schedule, sibling
 from experiments.siblings.openings import START
 from kvtransfer.fitting.texts import builtin
 
@@ -59,11 +58,13 @@ class Teaching:
 
     def rate(self, step: int) -> float:
         """Learning rate of a step: a linear warm-up, then a cosine."""
-        if step < self.warmup:
-            return self.learning_rate * (step + 1) / self.warmup
-        done = (step - self.warmup) / max(1, self.steps - self.warmup)
-        cosine = 0.5 * (1 + math.cos(math.pi * done))
-        return self.learning_rate * (self.least + (1 - self.least) * cosine)
+        return schedule.rate(
+            step,
+            steps=self.steps,
+            warmup=self.warmup,
+            highest=self.learning_rate,
+            least=self.least,
+        )
 
 
 def telegram(text: str) -> str:

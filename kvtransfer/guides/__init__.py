@@ -1,1 +1,1 @@
-"""Prefixes with a life of their own: guide files, and the seam between a guide and what follows."""
+"""Prefixes with a life of their own: packs, seams, grafts, the exactness ladder, and repair."""
