@@ -1,4 +1,4 @@
-"""kvtransfer pack build|show|transfer|generate"""
+"""kvtransfer pack build|show|transfer|generate|export"""
 
 import json
 import sys
@@ -20,7 +20,9 @@ Out = Annotated[Path, typer.Option(help="Folder to write; a pack that is there i
 
 @app.command()
 def build(
-    model: Annotated[str, typer.Argument(help="Model that reads the guides, and can read them.")],
+    model: Annotated[
+        str, typer.Argument(help="Model that reads the guides, and later their caches.")
+    ],
     guides: Annotated[
         Path,
         typer.Argument(help='JSON lines: {"name": "…", "guide": "…"}; other fields are left.'),
@@ -77,7 +79,12 @@ def transfer(
         typer.Option(help="The mapping's target; needed where the mapping starts with its layers."),
     ] = None,
     device: Device = "cpu",
-    dtype: Dtype = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the new pack, or of the target that is run; this pack's if not given."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a pack of one model into a pack for another, through a mapping.
@@ -95,7 +102,11 @@ def transfer(
         shelf.refuse_foreign(out)
         found = GuidePack.from_pretrained(pack)
         fitted = KVMapping.from_pretrained(mapping)
-        reader = None if target is None else load(target, dtype=dtype, device=device)
+        reader = (
+            None
+            if target is None
+            else load(target, dtype=dtype or found.maker.spec.dtype, device=device)
+        )
         with bars(map=len(found)) as advance:
             made = found.transferred(
                 fitted,
@@ -122,7 +133,7 @@ def generate(
             "guide's last tokens live (back-off)."
         ),
     ] = "strict",
-    max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 128,
     cast: Annotated[bool, typer.Option(help="Allow a model of another dtype.")] = False,
     device: Device = "cpu",
     dtype: Dtype = None,
