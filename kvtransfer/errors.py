@@ -9,6 +9,7 @@ KVTransferError
 ├── TextError            a text or guide file is missing, empty, broken or too short
 ├── SchemaError          a schema of prompt modules is malformed, or a prompt does not follow it
 ├── SeamError            prefix and live text do not meet at a token boundary
+├── SteeringError        an edit of a cache names what is not there, or is no number
 ├── UnderdeterminedFit   fewer tokens than the map has unknowns
 ├── BudgetError          no map is as small, or as quick, as was asked
 ├── ArtifactError        a saved file is missing, malformed, or for another model
@@ -56,6 +57,10 @@ class SchemaError(KVTransferError):
 
 class SeamError(KVTransferError):
     """Prefix and live text do not meet at a token boundary."""
+
+
+class SteeringError(KVTransferError):
+    """An edit of a cache names what is not there, or is no number."""
 
 
 class UnderdeterminedFit(KVTransferError):

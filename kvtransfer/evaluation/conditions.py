@@ -22,7 +22,7 @@ from kvtransfer.hf.aligned import read_aligned
 from kvtransfer.hf.fits import check_fits
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.run import prefill
-from kvtransfer.steering.interventions import ForgetRotation, Zero
+from kvtransfer.steering.interventions import Ablate, ForgetRotation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,7 +141,7 @@ def _require_same_tokens(pair: Pair) -> None:
 
 def zeroed(reading: Reading) -> Arm:
     """Keys and values of zero: as long as the prefix, and empty."""
-    return Arm(reading.pair.target, Zero()(reading.own))
+    return Arm(reading.pair.target, Ablate()(reading.own))
 
 
 def unrotated(reading: Reading) -> Arm:

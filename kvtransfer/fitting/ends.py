@@ -66,7 +66,7 @@ def check_cache(cache: KVCache, source: ModelSpec, target: ModelSpec) -> None:
         CacheLayoutError: it is not shaped as the source's, or its tokens are not the target's.
     """
     cache.require_unchanged()
-    cache.require_unpadded("mapped")
+    cache.require_plain("mapped")
     if cache.model is not None and not same_model(cache.model, str(source.identity)):
         raise IncompatibleModels(
             f"this cache was made by a model with fingerprint {cache.model}; the mapping "

@@ -9,6 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvtransfer.errors import CacheLayoutError, RotationError
+from kvtransfer.geometry import hidden as columns
+from kvtransfer.geometry.hidden import Hidden
 from kvtransfer.geometry.layout import check_layout
 from kvtransfer.geometry.rotation import Rotation
 
@@ -43,11 +45,16 @@ class KVCache:
     padding: Int[Tensor, " _b"] | None = None
     """How many columns at the left of each row hold nothing, where rows of different lengths are
     one batch (:func:`kvtransfer.geometry.join.stack`); None where none do."""
+    hidden: Hidden | None = None
+    """Per layer, which columns attention does not see at all, as if they were not there; None where
+    it sees every token."""
     _written: tuple[int, ...] = field(init=False, repr=False)
     """How often each block had been written to when this value was made."""
 
     def __post_init__(self) -> None:
         check_layout(self.keys, self.values, self.positions, self.rotations, self.padding)
+        if self.hidden is not None:
+            columns.check(self.hidden, self.keys)
         written = tuple(map(_times_written, (*self.keys, *self.values)))
         object.__setattr__(self, "_written", written)
 
@@ -67,6 +74,7 @@ class KVCache:
             f"KVCache({len(self)} layers × {heads} heads × {tokens} tokens × {width}, "
             f"batch {batch}, {self.dtype}, {self.keys_are} keys"
             f"{'' if self.padding is None else f', padded by {self.padding.tolist()}'}"
+            f"{f', {columns.described(self.hidden)}' if self.hidden else ''}"
             f"{f', {self.note}' if self.note else ''}"
             f"{f', approximate: {self.approximate}' if self.approximate else ''})"
         )
@@ -105,6 +113,15 @@ class KVCache:
             raise CacheLayoutError(
                 f"rows padded by {self.padding.tolist()} columns cannot be {purpose} together",
                 hint="do it to each cache first, and stack(caches) last",
+            )
+
+    def require_plain(self, purpose: str) -> None:
+        """Raise CacheLayoutError unless every layer sees every column."""
+        self.require_unpadded(purpose)
+        if self.hidden is not None:
+            raise CacheLayoutError(
+                f"a cache with {columns.described(self.hidden)} cannot be {purpose}",
+                hint="do it first, and hide tokens last",
             )
 
     def require_unchanged(self) -> None:
@@ -189,6 +206,7 @@ class KVCache:
             values=tuple(block[:, :, :tokens] for block in self.values),
             positions=self.positions[:, :tokens],
             rotations=rotations,
+            hidden=columns.each(self.hidden, lambda gone: gone[..., :tokens]),
         )
 
     def take(self, index: Int[Tensor, "b t"], positions: Int[Tensor, "b t"]) -> "KVCache":
@@ -226,6 +244,9 @@ class KVCache:
             keys=tuple(torch.take_along_dim(block, where, dim=2) for block in self.keys),
             values=tuple(torch.take_along_dim(block, where, dim=2) for block in self.values),
             positions=positions,
+            hidden=columns.each(
+                self.hidden, lambda gone: torch.take_along_dim(gone, where[..., 0], dim=2)
+            ),
         )
 
     def _begins_with(self, index: Int[Tensor, "b t"], positions: Int[Tensor, "b t"]) -> bool:
@@ -256,6 +277,7 @@ class KVCache:
             positions=self.positions.expand(batch, -1),
             rotations=rotations,
             padding=None if self.padding is None else self.padding.expand(batch),
+            hidden=columns.each(self.hidden, lambda gone: gone.expand(batch, -1, -1)),
         )
 
     def to(
@@ -273,6 +295,7 @@ class KVCache:
             positions=self.positions.to(device),
             rotations=rotations,
             padding=None if self.padding is None else self.padding.to(device),
+            hidden=columns.each(self.hidden, lambda gone: gone.to(device)),
         )
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> "KVCache":

@@ -9,6 +9,7 @@ from torch.nn.functional import pad
 
 from kvtransfer.errors import CacheLayoutError
 from kvtransfer.geometry.cache import KVCache, once_each
+from kvtransfer.geometry.hidden import each, filled, plain
 from kvtransfer.geometry.rotation import Rotation
 
 Rotations = tuple[Rotation | None, ...]
@@ -25,7 +26,7 @@ def one_after_another(pieces: Sequence[KVCache]) -> KVCache:
     """
     first = _alike(pieces, "piece")
     for number, piece in enumerate(pieces, 1):
-        piece.require_unpadded("put one after another")
+        piece.require_plain("put one after another")
         if piece.batch != first.batch:
             raise CacheLayoutError(
                 f"piece 1 is of batch {first.batch}, piece {number} of batch {piece.batch}",
@@ -57,6 +58,9 @@ def stack(caches: Sequence[KVCache]) -> KVCache:
     padding = torch.cat([length - cache.mask.sum(dim=1) for cache in caches])
     turned = next((cache.rotations for cache in caches if cache.tokens), first.rotations)
     wide = [_padded(cache, length - cache.tokens, turned) for cache in caches]
+    hidden = None
+    if any(cache.hidden is not None for cache in caches):
+        hidden = plain(_joined([filled(cache.hidden, cache.keys) for cache in wide], dim=0))
     reasons = [cache.approximate for cache in caches]
     if len(set(reasons)) > 1:
         reasons = [each and f"cache {number}: {each}" for number, each in enumerate(reasons, 1)]
@@ -67,9 +71,40 @@ def stack(caches: Sequence[KVCache]) -> KVCache:
         positions=torch.cat([cache.positions for cache in wide]),
         rotations=_joined_rotations([cache.rotations for cache in wide], dim=0),
         padding=padding if bool(padding.any()) else None,
+        hidden=hidden,
         approximate="; ".join(dict.fromkeys(filter(None, reasons))) or None,
         note=", ".join(dict.fromkeys(cache.note for cache in caches if cache.note)) or None,
     )
+
+
+def indent(cache: KVCache, columns: int) -> KVCache:
+    """The same cache with ``columns`` more at its left, which no layer sees.
+
+    So two prefixes of unequal length end at one column. The new columns stand at the positions
+    before the cache's, which must be free: read it there, with
+    :func:`~kvtransfer.hf.run.read_at`, or move it (:func:`~kvtransfer.hf.relocate.relocate`).
+
+    Raises:
+        CacheLayoutError: the cache begins before position ``columns``, or its rows are padded.
+    """
+    cache.require_unchanged()
+    cache.require_unpadded("indented")
+    if columns == 0:
+        return cache
+    starts = cache.positions[:, :1]
+    if columns < 0 or cache.tokens == 0 or bool((starts < columns).any()):
+        raise CacheLayoutError(
+            f"{columns} columns before a cache that begins at position "
+            f"{int(starts.min()) if cache.tokens else 0}",
+            hint="read the prefix at later positions, or relocate it",
+        )
+    wide = _padded(cache, columns, cache.rotations)
+    before = starts - torch.arange(columns, 0, -1, device=starts.device)
+    gone = tuple(
+        each_head.index_fill(2, torch.arange(columns, device=each_head.device), True)
+        for each_head in filled(wide.hidden, wide.keys)
+    )
+    return replace(wide, positions=torch.cat((before, cache.positions), dim=1), hidden=gone)
 
 
 def _padded(cache: KVCache, columns: int, like: Rotations | None) -> KVCache:
@@ -87,6 +122,7 @@ def _padded(cache: KVCache, columns: int, like: Rotations | None) -> KVCache:
         positions=pad(cache.positions, (columns, 0)),
         rotations=rotations,
         padding=None,
+        hidden=each(cache.hidden, lambda gone: pad(gone, (columns, 0))),
     )
 
 
@@ -102,7 +138,7 @@ def _still(table: Rotation, columns: int, *, rows: int) -> Rotation:
 def behind(cache: KVCache, tokens: int) -> KVCache:
     """The cache without its first ``tokens`` tokens, behind which the others were read."""
     cache.require_unchanged()
-    cache.require_unpadded("cut")
+    cache.require_plain("cut")
     return replace(
         cache,
         keys=tuple(block[:, :, tokens:] for block in cache.keys),

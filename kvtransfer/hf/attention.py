@@ -4,7 +4,6 @@ Everything here asks the model's own attention function, so that soft-capping, s
 as the model has them, and nothing here knows of any.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,9 +12,9 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from kvtransfer.geometry.cache import KVCache
+from kvtransfer.hf.intercept import Attention, intercepted
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.run import score
 
@@ -141,28 +140,22 @@ def attention_outputs(
 @contextmanager
 def watching(module: nn.Module, see: Watcher) -> Iterator[None]:
     """Show ``see`` every call of the model's attention function, and put it back afterwards."""
-    name = str(module.config._attn_implementation)  # type: ignore[union-attr]
-    inner = ALL_ATTENTION_FUNCTIONS.get(name)
 
-    def attention(
-        layer: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **keywords: Any
-    ) -> tuple[Tensor, Any]:
-        # An eager model's function is not in the registry: it stands in the model's own file.
-        call = inner or sys.modules[type(layer).__module__].eager_attention_forward
-        output, weights = call(layer, query, key, value, mask, **keywords)
-        see(
-            int(layer.layer_idx),  # type: ignore[arg-type]
-            Attend(query, lambda k, v: call(layer, query, k, v, mask, **keywords)[0]),
-            key,
-            value,
-            output,
-        )
-        return output, weights
+    def around(own: Attention) -> Attention:
+        def attention(
+            layer: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **named: Any
+        ) -> tuple[Tensor, Any]:
+            output, weights = own(layer, query, key, value, mask, **named)
+            see(
+                int(layer.layer_idx),  # type: ignore[arg-type]
+                Attend(query, lambda k, v: own(layer, query, k, v, mask, **named)[0]),
+                key,
+                value,
+                output,
+            )
+            return output, weights
 
-    ALL_ATTENTION_FUNCTIONS[name] = attention
-    try:
+        return attention
+
+    with intercepted(module, around):
         yield
-    finally:
-        del ALL_ATTENTION_FUNCTIONS[name]  # the local entry; the library's own shows again
-        if inner is not None and ALL_ATTENTION_FUNCTIONS.get(name) is not inner:
-            ALL_ATTENTION_FUNCTIONS[name] = inner  # a user's, or that of a watcher around this one

@@ -12,6 +12,7 @@ from transformers.cache_utils import BaseQuantizedLayer, LinearAttentionCacheLay
 
 from kvtransfer.errors import CacheLayoutError
 from kvtransfer.geometry.cache import Block, KVCache
+from kvtransfer.geometry.hidden import described
 from kvtransfer.geometry.rotation import Rotation
 
 FORMS = (
@@ -65,14 +66,19 @@ def write(kv: KVCache, *, masked: bool = False) -> DynamicCache:
 
     Args:
         kv: With keys as a model reads them.
-        masked: Whoever runs the model hides the padding of a stacked batch (``kv.mask``), which a
-            transformers cache cannot tell from tokens.
+        masked: Whoever runs the model hides the padding of a stacked batch (``kv.mask``), and what
+            is hidden from a layer, which a transformers cache cannot tell from tokens.
 
     Raises:
         CacheLayoutError: the keys carry no positions yet, or something wrote to them in place, or
-            there is padding that nobody hides.
+            there is padding, or are tokens, that nobody hides.
     """
     kv.require_unchanged()
+    if kv.hidden is not None and not masked:
+        raise CacheLayoutError(
+            f"{described(kv.hidden)}, which a transformers cache cannot hide",
+            hint="use score(…), generate(…) or grafted(…), which do",
+        )
     if kv.padding is not None and not masked:
         raise CacheLayoutError(
             f"rows padded by {kv.padding.tolist()} columns, which a transformers cache cannot hide",
@@ -111,7 +117,7 @@ def _pairs(cache: Any) -> list[_Pair]:
         )
     if isinstance(cache, KVCache):
         cache.require_unchanged()
-        cache.require_unpadded("read")
+        cache.require_plain("read")
         if cache.keys_are != "cached":
             raise CacheLayoutError(
                 "a KVCache of content keys is not as a model made it",

@@ -1,7 +1,8 @@
 """Hand a prefix to transformers' own ``forward`` and ``generate``, and watch their calls."""
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeGuard
 from uuid import uuid4
 
@@ -12,15 +13,19 @@ from transformers import DynamicCache
 
 from kvtransfer.errors import CacheLayoutError
 from kvtransfer.geometry.cache import KVCache
+from kvtransfer.hf.blind import require_blindable
 from kvtransfer.hf.cache import write
 from kvtransfer.hf.call import cache_keyword, named_arguments, takes
+from kvtransfer.hf.edited import Edit, effective
 from kvtransfer.hf.fits import check_fits, check_padding, check_room, check_tables
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.rows import check_columns, check_gaps, check_one_table, next_positions, span
 
 
 @contextmanager
-def grafted(model: LanguageModel, prefix: KVCache) -> Iterator[DynamicCache]:
+def grafted(
+    model: LanguageModel, prefix: KVCache, *, edit: Edit | None = None
+) -> Iterator[DynamicCache]:
     """A cache that holds ``prefix``, for one run of ``model.module`` or its ``generate``.
 
     >>> with grafted(model, prefix) as cache:
@@ -33,6 +38,13 @@ def grafted(model: LanguageModel, prefix: KVCache) -> Iterator[DynamicCache]:
     its length. The padding of a stacked batch is hidden, and a mask must say so: it begins with
     ``prefix.mask``.
 
+    Args:
+        model: Reads and writes. Within the block what ``prefix`` hides from a layer is kept from
+            that layer.
+        prefix: What its run begins with.
+        edit: At every step the model reads ``edit(all that was cached)``, which is not kept: the
+            next step's edit begins with what the model itself made, so that edits do not add up.
+
     Yields:
         The cache. It grows with the run; ``prefix`` stays as it is.
 
@@ -43,8 +55,11 @@ def grafted(model: LanguageModel, prefix: KVCache) -> Iterator[DynamicCache]:
             the prefix's, the cache has grown under another prompt, the model's table changes at
             that length, or its attention counts padding as tokens.
         IncompatibleModels: it is another model's cache.
+        UnsupportedModel: tokens are hidden from a layer whose attention cannot hide them.
     """
     check_fits(model, prefix)
+    if prefix.hidden is not None:
+        require_blindable(model)
     cache = write(prefix, masked=True)
     mark = uuid4().hex
     cache.graft = mark  # type: ignore[attr-defined]  # copies of the cache carry it along
@@ -52,6 +67,9 @@ def grafted(model: LanguageModel, prefix: KVCache) -> Iterator[DynamicCache]:
     shift = (next_positions(prefix) - prefix.mask.sum(dim=1))[:, None]
     module: Any = model.module
     inner, outer = module.base_model, module.__dict__.get("generate")
+
+    within: list[ExitStack] = []
+    """What a forward that runs now has to undo."""
 
     def ours(held: Any) -> TypeGuard[DynamicCache]:
         return getattr(held, "graft", None) == mark
@@ -84,7 +102,21 @@ def grafted(model: LanguageModel, prefix: KVCache) -> Iterator[DynamicCache]:
         if mask is not None:
             check_columns(model, mask)
             changed["attention_mask"] = mask
+        within.append(stack := ExitStack())
+        stack.enter_context(
+            effective(
+                model,
+                held,
+                prefix,
+                edit=edit,
+                positions=lambda: _columns(prefix, cached, mask, shift),
+            )
+        )
         return (), call | changed
+
+    def leave(part: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+        if within:
+            within.pop().__exit__(*sys.exc_info())  # also called where the forward raised
 
     plain = module.generate
 
@@ -100,16 +132,32 @@ def grafted(model: LanguageModel, prefix: KVCache) -> Iterator[DynamicCache]:
             _require_own(prefix.mask[::width], named["attention_mask"])
         return plain(inputs, *given, **named)
 
-    hook = inner.register_forward_pre_hook(look, with_kwargs=True)
+    hooks = (
+        inner.register_forward_pre_hook(look, with_kwargs=True),
+        inner.register_forward_hook(leave, always_call=True),
+    )
     module.generate = generate
     try:
         yield cache
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
         if outer is None:
             del module.generate  # the class's own shows again
         else:
             module.generate = outer
+
+
+def _columns(
+    prefix: KVCache, cached: int, mask: Tensor | None, shift: Tensor
+) -> Int[Tensor, "b t"]:
+    """The position of each column of what is cached by now."""
+    if mask is None:
+        counted = torch.arange(cached, device=shift.device).expand(len(shift), -1)
+    else:
+        counted = (mask[:, :cached].long().cumsum(dim=1) - 1).clamp_min(0)
+    later = (counted + shift.to(counted))[:, prefix.tokens :]
+    return torch.cat((prefix.positions.to(later), later), dim=1)
 
 
 def _check_prompt(held: DynamicCache, live: Tensor | None, mask: Tensor | None) -> None:

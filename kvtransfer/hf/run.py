@@ -12,6 +12,7 @@ from kvtransfer.errors import CacheLayoutError
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.hf.cache import read, write
 from kvtransfer.hf.call import call
+from kvtransfer.hf.edited import Edit, effective
 from kvtransfer.hf.fits import (
     check_fits,
     check_ids,
@@ -150,8 +151,17 @@ def generate(
     prefix: KVCache | None = None,
     *,
     max_new_tokens: int,
+    edit: Edit | None = None,
 ) -> Iterator[int]:
     """Yield greedy tokens after ``prefix`` and ``ids``, up to the end of sequence.
+
+    Args:
+        model: Reads and writes.
+        ids: Live tokens.
+        prefix: What they are read on.
+        max_new_tokens: At most.
+        edit: What the model reads, at every step, in place of all that was cached; see
+            :meth:`Reader.over`.
 
     Raises:
         CacheLayoutError, IncompatibleModels: as :func:`score`.
@@ -162,7 +172,7 @@ def generate(
             hint="generate after one sequence at a time",
         )
     check_ids(model, ids[None])
-    read_on = Reader.over(model, prefix)
+    read_on = Reader.over(model, prefix, edit=edit)
     stops = _end_tokens(model)
     step = ids[None]
     for _ in range(max_new_tokens):
@@ -185,10 +195,28 @@ class Reader:
     """Which columns of the cache are tokens."""
     next: Int[Tensor, " b"]
     """The position of each row's next token."""
+    at: Int[Tensor, "b t"]
+    """The position of each column of the cache."""
+    edit: Edit | None = None
 
     @classmethod
-    def over(cls, model: LanguageModel, prefix: KVCache | None, *, rows: int = 1) -> "Reader":
+    def over(
+        cls,
+        model: LanguageModel,
+        prefix: KVCache | None,
+        *,
+        rows: int = 1,
+        edit: Edit | None = None,
+    ) -> "Reader":
         """One that has read ``prefix``, which stays as it is, and goes on with ``rows`` sequences.
+
+        Args:
+            model: Reads.
+            prefix: What it has read.
+            rows: Sequences, where there is no prefix.
+            edit: At every step the model reads ``edit(all that was cached)``. What it reads is
+                not kept: the next step's edit begins with what the model itself made, so that
+                edits do not add up.
 
         Raises:
             CacheLayoutError, IncompatibleModels: it cannot be read by ``model``.
@@ -197,8 +225,10 @@ class Reader:
             check_fits(model, prefix)
         cache = DynamicCache() if prefix is None else write(prefix, masked=True)
         seen = torch.ones(rows, 0, dtype=torch.long) if prefix is None else prefix.mask
+        at = seen if prefix is None else prefix.positions
         starts = next_positions(prefix, rows)
-        return cls(model, prefix, cache, seen.to(model.device), starts.to(model.device))
+        on = model.device
+        return cls(model, prefix, cache, seen.to(on), starts.to(on), at.to(on), edit)
 
     def __call__(
         self,
@@ -235,14 +265,13 @@ class Reader:
             check_gaps(model, self.prefix.positions, end, shown=self.prefix.mask)
         mask = self.mask(live)
         check_columns(model, mask)
-        output = call(
-            model.module,
-            ids,
-            self.cache,
-            (self.next[:, None] + live.cumsum(dim=1) - 1).clamp_min(0),  # padding stands anywhere
-            mask,
-            logits_to_keep=1 if last else 0,
-        )
+        # Padding stands anywhere.
+        positions = (self.next[:, None] + live.cumsum(dim=1) - 1).clamp_min(0)
+        with effective(model, self.cache, self.prefix, edit=self.edit, positions=lambda: self.at):
+            output = call(
+                model.module, ids, self.cache, positions, mask, logits_to_keep=1 if last else 0
+            )
+        self.at = torch.cat((self.at, positions), dim=1)
         self.seen, self.next = mask, ends
         logits = output.logits
         assert isinstance(logits, Tensor)  # transformers leaves it untyped
@@ -257,10 +286,13 @@ class Reader:
         return torch.cat((self.seen, live), dim=1)
 
     def widen(self, rows: int) -> None:
-        """Go on with ``rows`` sequences that all begin with what has been read."""
+        """Go on with ``rows`` sequences that all begin with what one has read."""
         self.cache.batch_repeat_interleave(rows)
         self.seen = self.seen.repeat_interleave(rows, dim=0)
         self.next = self.next.repeat_interleave(rows)
+        self.at = self.at.repeat_interleave(rows, dim=0)
+        if self.prefix is not None:
+            self.prefix = self.prefix.expand(rows)
 
 
 def _end_tokens(model: LanguageModel) -> frozenset[int]:

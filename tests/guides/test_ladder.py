@@ -133,7 +133,7 @@ def _on(
 ) -> CachedArm:
     """An arm as D, with another reader, a changed cache, or live tokens further on."""
     reader = kind.over(model, change(prefill(model, prompt.hidden[None])))
-    made = kind(model, reader.prefix, reader.cache, reader.seen, reader.next + shift)
+    made = replace(reader, next=reader.next + shift)
     arm = CachedArm.over(made, prompt.live, uniform=numbers(SEEDS, TOKENS))
     arm.ids = torch.cat((prompt.hidden, prompt.live))
     return arm

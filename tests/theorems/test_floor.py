@@ -16,7 +16,8 @@ from kvtransfer.fitting.texts import builtin
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.run import prefill, score
-from kvtransfer.steering.interventions import ForgetRotation, Intervention, Zero
+from kvtransfer.steering.edit import Intervention
+from kvtransfer.steering.interventions import Ablate, ForgetRotation
 
 from .compare import relative_error
 from .prose import prose
@@ -66,7 +67,9 @@ def test_no_edit_costs_nothing(
     assert relative_error(score(twin, live, mapped), native) < 1e-4
 
 
-@pytest.mark.parametrize("edit", [Zero("keys"), Zero("values"), Zero(), ForgetRotation()], ids=repr)
+@pytest.mark.parametrize(
+    "edit", [Ablate("keys"), Ablate("values"), Ablate(), ForgetRotation()], ids=repr
+)
 def test_a_spoilt_prefix_is_far_from_the_native_one(
     edit: Intervention, twin: LanguageModel, mapped: KVCache, live: Tensor, native: Tensor
 ) -> None:
@@ -92,9 +95,9 @@ def test_without_a_prefix_the_logits_are_far_from_the_native_ones(
     assert relative_error(score(twin, live), native) > 0.1
 
 
-@pytest.mark.parametrize("part", [Zero("keys"), Zero()], ids=repr)
+@pytest.mark.parametrize("part", [Ablate("keys"), Ablate()], ids=repr)
 def test_zeroed_keys_still_take_their_share_of_the_softmax(
-    part: Zero, twin: LanguageModel, mapped: KVCache, live: Tensor
+    part: Ablate, twin: LanguageModel, mapped: KVCache, live: Tensor
 ) -> None:
     removed = score(twin, live)
 
@@ -106,7 +109,7 @@ def test_n_zeroed_tokens_take_n_times_the_share_of_one(
 ) -> None:
     """The live tokens keep Z of Z + n, where Z is the sum of their own exponentials."""
     kept = [
-        size_of_attention(twin, live, Zero()(mapped.prefix(tokens))) for tokens in (0, 1, 8, 48)
+        size_of_attention(twin, live, Ablate()(mapped.prefix(tokens))) for tokens in (0, 1, 8, 48)
     ]
 
     one, eight, all_of_them = (kept[0] / size - 1 for size in kept[1:])

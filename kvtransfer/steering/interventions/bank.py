@@ -1,0 +1,38 @@
+"""Show a prefix to some layers alone."""
+
+from dataclasses import dataclass
+
+from kvtransfer.geometry.cache import KVCache
+from kvtransfer.steering.interventions.ablate import Ablate
+from kvtransfer.steering.layers import Layers, which
+
+
+@dataclass(frozen=True, slots=True)
+class Bank:
+    """The cache as a bank of keys and values for ``layers`` (Memory Inception, arXiv:2605.06225).
+
+    All others neither see its tokens nor count them in their softmax. Live tokens keep their
+    positions behind it.
+    """
+
+    layers: Layers
+
+    def __post_init__(self) -> None:
+        """Numbers hash and compare where a list or a range would not."""
+        if not isinstance(self.layers, str):
+            object.__setattr__(self, "layers", tuple(self.layers))
+
+    def __call__(self, cache: KVCache) -> KVCache:
+        """The same cache, out of sight elsewhere.
+
+        Raises:
+            SteeringError: there is no such layer.
+        """
+        depth = len(cache)
+        seeing = set(which(self.layers, depth))
+        blind = [layer for layer in range(depth) if layer not in seeing]
+        return Ablate("removed", layers=blind)(cache) if blind else cache
+
+    def __str__(self) -> str:
+        layers = self.layers
+        return f"Bank({layers if isinstance(layers, str) else ','.join(map(str, layers))})"

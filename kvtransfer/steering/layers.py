@@ -1,0 +1,72 @@
+"""Which layers: by number, by name, or as a band of a model of another depth."""
+
+import re
+from collections.abc import Iterable
+
+from kvtransfer.errors import SteeringError
+
+Layers = str | Iterable[int]
+"""``"all"``; a third of the depth: ``"early"``, ``"mid"``, ``"late"``; numbers from 0 on: ``"3"``
+or ``"3-7"``, both ends in; a band of another model, counted from 1 as papers do and scaled to this
+depth: ``"9-20/32"``; several of these with commas; or the numbers themselves."""
+
+THIRDS = ("early", "mid", "late")
+
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?(?:/(\d+))?")
+
+
+def which(layers: Layers, depth: int) -> tuple[int, ...]:
+    """The numbers of ``layers`` in a model of ``depth`` layers, in order, each once.
+
+    Raises:
+        SteeringError: one is not there, the spelling is unknown, or a band is empty. No layers at
+            all, ``()``, is an answer and no fault.
+    """
+    if isinstance(layers, str):
+        chosen = [layer for part in layers.split(",") for layer in _spelled(part.strip(), depth)]
+    else:
+        chosen = list(layers)
+    wrong = [layer for layer in chosen if not _is_layer(layer, depth)]
+    if wrong:
+        raise SteeringError(
+            f"no layer {', '.join(map(str, wrong))} in a model of {depth} layers",
+            hint=f"layers are 0 to {depth - 1}",
+        )
+    return tuple(sorted(set(chosen)))
+
+
+def _is_layer(layer: object, depth: int) -> bool:
+    return isinstance(layer, int) and not isinstance(layer, bool) and 0 <= layer < depth
+
+
+def _spelled(part: str, depth: int) -> range:
+    if part == "all":
+        return range(depth)
+    if part in THIRDS:
+        third = THIRDS.index(part)
+        return _band(part, round(third * depth / 3), round((third + 1) * depth / 3))
+    found = _RANGE.fullmatch(part)
+    if found is None:
+        raise SteeringError(
+            f"no layers are called {part!r}",
+            hint=f"all, {', '.join(THIRDS)}, 3, 3-7, or 9-20/32: layers 9 to 20 of a model of 32",
+        )
+    first, last = int(found[1]), int(found[2] or found[1])
+    if found[3] is None:
+        return _band(part, first, last + 1)
+    of = int(found[3])
+    if not 1 <= first <= last <= of:
+        raise SteeringError(
+            f"{part!r} is no band of a model of {of} layers",
+            hint="in bands of another model layers are counted from 1: 1-32/32 is all of it",
+        )
+    return _band(part, round((first - 1) * depth / of), round(last * depth / of))
+
+
+def _band(part: str, start: int, stop: int) -> range:
+    if start >= stop:
+        raise SteeringError(
+            f"the band {part!r} is empty: it would begin at layer {start} and end before {stop}",
+            hint="a shallow model has no layer there; name a wider band, or layers by number",
+        )
+    return range(start, stop)
