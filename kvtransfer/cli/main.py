@@ -5,7 +5,7 @@ from typing import cast
 
 import typer
 
-from kvtransfer.cli import bench, check, demo, diagnose, evaluate, fit, pack, probe, verify
+from kvtransfer.cli import battery, bench, check, demo, diagnose, evaluate, fit, pack, probe, verify
 from kvtransfer.cli.console import say
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.command("probe")(probe.probe)
 app.add_typer(pack.app, name="pack")
 app.command("verify")(verify.verify)
 app.command("bench")(bench.bench)
+app.command("battery")(battery.battery)
 app.command("demo")(demo.demo)
 
 
