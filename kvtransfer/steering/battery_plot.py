@@ -52,7 +52,7 @@ def save_plot(report: BatteryReport, path: str | Path) -> None:
     left = min(x.value if x.low is None else x.low for x, _ in points)
     top = max(y.value if y.high is None else y.high for _, y in points) or 1.0
     edge = right + 0.06 * (right - left or 1)
-    heights = _apart([y.value for _, y in points], room=0.062 * top)
+    heights = apart([y.value for _, y in points], room=0.062 * top)
     for cell, (x, y), height in zip(report.cells, points, heights, strict=True):
         shape, filling = SHAPES[cell.name]
         axes.errorbar(
@@ -106,7 +106,7 @@ def _arms(estimate: Estimate) -> list[list[float]] | None:
     ]
 
 
-def _apart(heights: Sequence[float], *, room: float) -> list[float]:
+def apart(heights: Sequence[float], *, room: float) -> list[float]:
     """Heights for labels, in the order of their points, at least ``room`` from each other.
 
     Labels that would collide are spread around their common middle (pool adjacent violators).

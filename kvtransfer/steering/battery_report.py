@@ -210,10 +210,10 @@ class BatteryReport:
             table.add_row(
                 cell.name,
                 _range(cell.layers),
-                *(f"{each.value:+.2f}" for each in cell.v_gap.values()),
-                _two(cell.v_here, "+.2f"),
-                f"{cell.k_here.value:+.2f}",
-                _two(list(cell.projection.values())[-1], "+.2f"),
+                *(f"{each.value:.2f}" for each in cell.v_gap.values()),
+                _two(cell.v_here, ".2f"),
+                f"{cell.k_here.value:.2f}",
+                _two(list(cell.projection.values())[-1], ".2f"),
                 *(f"{cell.markers[way].value:.1f}" for way in ("naive", "boundary")),
                 _two(cell.markers["deduplicated"], ".1f"),
                 _two(cell.type_token_ratio, ".2f"),
@@ -239,7 +239,7 @@ def _two(estimate: Estimate, spec: str) -> str:
     value = format(estimate.value, spec)
     if estimate.low is None or estimate.high is None:
         return value
-    return f"{value}\n{format(estimate.low, spec)}…{format(estimate.high, spec)}"
+    return f"{value}\n{format(estimate.low, spec)}–{format(estimate.high, spec)}"
 
 
 def _range(layers: tuple[int, ...]) -> str:

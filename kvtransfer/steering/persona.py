@@ -104,9 +104,12 @@ def _persona(found: Mapping[str, Any], path: Path) -> Persona:
 
 def _text(found: Mapping[str, Any], key: str, path: Path, otherwise: str | None = None) -> str:
     text = found.get(key, otherwise)
-    if not isinstance(text, str) or not text.strip():
-        said = "has no" if text is None else "has an empty" if text == "" else "is broken at its"
-        raise PersonaError(f"{path} {said} {key}", hint=EXAMPLE)
+    if text is None:
+        raise PersonaError(f"{path} has no {key}", hint=EXAMPLE)
+    if not isinstance(text, str):
+        raise PersonaError(f"{path}: {key} is no text, but {text!r}", hint=EXAMPLE)
+    if not text.strip():
+        raise PersonaError(f"{path} has an empty {key}", hint=EXAMPLE)
     # Chat templates trim a message, or refuse it.
     return text.strip()
 
