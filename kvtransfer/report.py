@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from kvtransfer.errors import ArtifactError
 
@@ -79,6 +79,7 @@ def to_json(document: Any) -> str:
     return json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
 
 
+@runtime_checkable
 class Reported(Protocol):
     """What prints as a table and has stable JSON."""
 

@@ -48,12 +48,12 @@ def save_plot(report: BatteryReport, path: str | Path) -> None:
     figure = Figure(figsize=(8.4, 5.2), layout="constrained")
     axes = figure.add_subplot()
     points = [(cell.v_here, cell.markers["deduplicated"]) for cell in report.cells]
-    right = max(x.value if x.high is None else x.high for x, _ in points)
     left = min(x.value if x.low is None else x.low for x, _ in points)
+    right = max(x.value if x.high is None else x.high for x, _ in points)
     top = max(y.value if y.high is None else y.high for _, y in points) or 1.0
-    edge = right + 0.06 * (right - left or 1)
-    heights = apart([y.value for _, y in points], room=0.062 * top)
-    for cell, (x, y), height in zip(report.cells, points, heights, strict=True):
+    wide = right - left or 1.0
+    places = _labels(report, middle=(left + right) / 2, room=0.062 * top, aside=0.05 * wide)
+    for cell, (x, y), place in zip(report.cells, points, places, strict=True):
         shape, filling = SHAPES[cell.name]
         axes.errorbar(
             *(x.value, y.value),
@@ -70,15 +70,17 @@ def save_plot(report: BatteryReport, path: str | Path) -> None:
         axes.annotate(
             cell.name + (" (forced)" if cell.forced else ""),
             (x.value, y.value),
-            xytext=(edge, height),
+            xytext=place,
             va="center",
             fontsize=9,
             arrowprops={"arrowstyle": "-", "color": "0.8", "lw": 0.7, "shrinkA": 0, "shrinkB": 6},
         )
     axes.axhline(report.cell("none").markers["deduplicated"].value, color="0.5", lw=0.8, ls=":")
     axes.axvline(0, color="0.5", lw=0.8, ls=":")
-    axes.set_xlim(left - 0.05 * (right - left or 1), edge + 0.24 * (right - left or 1))
+    axes.set_xlim(left - 0.05 * wide, right + 0.32 * wide)
+    heights = [height for _, height in places]
     axes.set_ylim(min(-0.04 * top, *(h - 0.05 * top for h in heights)), max(1.08 * top, *heights))
+    axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= 1.08 * top])
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_xlabel("alignment: V-gap in the edited layers (all layers where none is edited)")
     axes.set_ylabel(f"expression: markers of {report.target.name} in 100 words")
@@ -104,6 +106,26 @@ def _arms(estimate: Estimate) -> list[list[float]] | None:
         [max(0.0, estimate.value - estimate.low)],
         [max(0.0, estimate.high - estimate.value)],
     ]
+
+
+def _labels(
+    report: BatteryReport, *, middle: float, room: float, aside: float
+) -> list[tuple[float, float]]:
+    """Where each cell's name stands: in one column right of the points on the left, or in another
+    right of all."""
+    halves: dict[bool, list[int]] = {False: [], True: []}
+    for index, cell in enumerate(report.cells):
+        halves[cell.v_here.value > middle].append(index)
+    places: dict[int, tuple[float, float]] = {}
+    for half in halves.values():
+        cells = [report.cells[index] for index in half]
+        ends = [
+            cell.v_here.value if cell.v_here.high is None else cell.v_here.high for cell in cells
+        ]
+        heights = apart([cell.markers["deduplicated"].value for cell in cells], room=room)
+        for index, height in zip(half, heights, strict=True):
+            places[index] = max(ends) + aside, height
+    return [places[index] for index in range(len(report.cells))]
 
 
 def apart(heights: Sequence[float], *, room: float) -> list[float]:

@@ -194,8 +194,7 @@ class BatteryReport:
         table = Table(
             title=f"{self.model}: {self.source.name} reads the trajectory of {self.target.name}",
             box=box.SIMPLE_HEAD,
-            padding=(0, 1, 0, 0),
-            pad_edge=False,
+            padding=(0, 0),
         )
         table.add_column("configuration", no_wrap=True)
         table.add_column("layers", no_wrap=True)
