@@ -24,7 +24,7 @@ def evaluate(
     conditions: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated; all if not given. With an edit: mapped+Ablate(removed,layers=mid)."
+            help="Comma-separated; all if not given. With an edit: mapped+Scale(0.5,layers=mid)."
         ),
     ] = None,
     recompute: Annotated[

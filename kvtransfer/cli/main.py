@@ -5,7 +5,7 @@ from typing import cast
 
 import typer
 
-from kvtransfer.cli import bench, check, demo, diagnose, evaluate, fit, pack, probe, verify
+from kvtransfer.cli import ablate, bench, check, demo, diagnose, evaluate, fit, pack, probe, verify
 from kvtransfer.cli.console import say
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command("diagnose")(diagnose.diagnose)
 app.command("probe")(probe.probe)
 app.add_typer(pack.app, name="pack")
 app.command("verify")(verify.verify)
+app.command("ablate")(ablate.ablate)
 app.command("bench")(bench.bench)
 app.command("demo")(demo.demo)
 

@@ -86,6 +86,8 @@ def _step(node: ast.expr, text: str, bound: Mapping[str, Any]) -> Intervention:
 def _value(node: ast.expr, text: str, bound: Mapping[str, Any]) -> Any:
     if isinstance(node, ast.Name):
         return bound.get(node.id, {"nan": float("nan"), "inf": float("inf")}.get(node.id, node.id))
+    if isinstance(node, ast.BinOp):  # a band: 3-7, or 9-20/32
+        return ast.unparse(node).replace(" ", "")
     try:
         return ast.literal_eval(node)
     except ValueError:
