@@ -29,10 +29,6 @@ def test_what_is_written_is_what_is_made(text: str, made: object) -> None:
     assert parse(str(parse(text))) == made
 
 
-BLOCKS = (torch.ones(1, 1, 3, 2),)
-CACHE = KVCache(keys=BLOCKS, values=BLOCKS, positions=torch.arange(3)[None], keys_are="content")
-
-
 def test_bound_names_are_what_they_are_bound_to() -> None:
     blocks = (torch.ones(1, 1, 3, 2),)
     donor = KVCache(keys=blocks, values=blocks, positions=torch.arange(3)[None], keys_are="content")
@@ -62,14 +58,13 @@ def test_bound_names_are_what_they_are_bound_to() -> None:
         ("Scale(__import__('os').getcwd())", "is no number, word or tuple"),
         ("__import__('os').getcwd()", "is no intervention"),
         ("Scale(**given)", "missing a required argument"),
-        ("Bank(a+b)", "no layers are called 'a+b'"),
         ("", "cannot read the intervention ''"),
         ("number", "number is a float and edits no cache alone"),
     ],
 )
 def test_what_cannot_be_read_is_named(text: str, words: str) -> None:
     with pytest.raises(SteeringError) as caught:
-        parse(text, {"number": 0.5})(CACHE)
+        parse(text, {"number": 0.5})
     assert words in caught.value.message
     assert caught.value.hint
 
