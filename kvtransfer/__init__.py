@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvtransfer.errors import KVTransferError
+    from kvtransfer.evaluation.ablation import ablate
     from kvtransfer.evaluation.evaluate import evaluate
     from kvtransfer.fitting.diagnose import diagnose
     from kvtransfer.fitting.fit import fit
@@ -39,20 +40,44 @@ if TYPE_CHECKING:
     from kvtransfer.hf.relocate import relocate
     from kvtransfer.hf.run import generate, prefill, score
     from kvtransfer.hf.start import begin
+    from kvtransfer.steering.battery import battery
+    from kvtransfer.steering.chain import chain
+    from kvtransfer.steering.interventions import (
+        Ablate,
+        Bank,
+        ForgetRotation,
+        Interpolate,
+        Lag,
+        Replace,
+        Scale,
+        Shuffle,
+    )
+    from kvtransfer.steering.persona import read_persona
 
 HOMES = {
+    "Ablate": "steering.interventions.ablate",
+    "Bank": "steering.interventions.bank",
     "FitSettings": "fitting.settings",
+    "ForgetRotation": "steering.interventions.forget",
     "GuidePack": "guides.pack",
+    "Interpolate": "steering.interventions.interpolate",
     "KVCache": "geometry.cache",
     "KVMapping": "fitting.mapping",
     "KVTransferError": "errors",
+    "Lag": "steering.interventions.lag",
     "LanguageModel": "hf.model",
     "ModelSpec": "geometry.spec",
     "Modules": "guides.modules",
+    "Replace": "steering.interventions.replace",
+    "Scale": "steering.interventions.scale",
+    "Shuffle": "steering.interventions.shuffle",
+    "ablate": "evaluation.ablation",
     "adopt": "hf.adopt",
+    "battery": "steering.battery",
     "begin": "hf.start",
     "bench": "guides.bench",
     "builtin": "fitting.texts",
+    "chain": "steering.chain",
     "check": "hf.check",
     "concat": "guides.concat",
     "diagnose": "fitting.diagnose",
@@ -66,6 +91,7 @@ HOMES = {
     "probe": "fitting.probe",
     "profile_groups": "guides.group_profile",
     "read_guides": "guides.guide",
+    "read_persona": "steering.persona",
     "read_schema": "guides.schema",
     "recompute": "guides.recompute",
     "refine": "fitting.refine",
@@ -82,18 +108,28 @@ HOMES = {
 """Where each public name lives. They load on first use, so that importing the package is quick."""
 
 __all__ = [
+    "Ablate",
+    "Bank",
     "FitSettings",
+    "ForgetRotation",
     "GuidePack",
+    "Interpolate",
     "KVCache",
     "KVMapping",
     "KVTransferError",
+    "Lag",
     "LanguageModel",
     "ModelSpec",
     "Modules",
+    "Replace",
+    "Scale",
+    "Shuffle",
+    "ablate",
     "adopt",
     "begin",
     "bench",
     "builtin",
+    "chain",
     "check",
     "concat",
     "diagnose",

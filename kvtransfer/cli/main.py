@@ -5,7 +5,19 @@ from typing import cast
 
 import typer
 
-from kvtransfer.cli import battery, bench, check, demo, diagnose, evaluate, fit, pack, probe, verify
+from kvtransfer.cli import (
+    ablate,
+    battery,
+    bench,
+    check,
+    demo,
+    diagnose,
+    evaluate,
+    fit,
+    pack,
+    probe,
+    verify,
+)
 from kvtransfer.cli.console import say
 
 app = typer.Typer(
@@ -22,8 +34,9 @@ app.command("diagnose")(diagnose.diagnose)
 app.command("probe")(probe.probe)
 app.add_typer(pack.app, name="pack")
 app.command("verify")(verify.verify)
-app.command("bench")(bench.bench)
+app.command("ablate")(ablate.ablate)
 app.command("battery")(battery.battery)
+app.command("bench")(bench.bench)
 app.command("demo")(demo.demo)
 
 

@@ -119,12 +119,11 @@ def _labels(
     places: dict[int, tuple[float, float]] = {}
     for half in halves.values():
         cells = [report.cells[index] for index in half]
-        ends = [
-            cell.v_here.value if cell.v_here.high is None else cell.v_here.high for cell in cells
-        ]
+        gaps = [cell.v_here for cell in cells]
+        column = max((g.value if g.high is None else g.high for g in gaps), default=0.0) + aside
         heights = apart([cell.markers["deduplicated"].value for cell in cells], room=room)
         for index, height in zip(half, heights, strict=True):
-            places[index] = max(ends) + aside, height
+            places[index] = column, height
     return [places[index] for index in range(len(report.cells))]
 
 

@@ -4,7 +4,7 @@ So a column of the one run and the same column of the other hold corresponding s
 be put in each other's places without turning them.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Int
@@ -96,5 +96,6 @@ def _opening(model: LanguageModel, ids: Int[Tensor, " t"], width: int) -> Openin
     check_room(model, width)
     before = width - len(ids)
     positions = torch.arange(before, width - 1, device=model.device)[None]
-    wide = indent(read_at(model, ids[None, :-1], positions), before)
-    return Opening(ids=ids, prefix=replace(wide, rotations=model.rotary(wide.positions)))
+    everywhere = model.rotary(torch.arange(width - 1, device=model.device)[None])
+    cache = read_at(model, ids[None, :-1], positions)
+    return Opening(ids=ids, prefix=indent(cache, before, rotations=everywhere))
