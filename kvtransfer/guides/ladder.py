@@ -7,7 +7,7 @@ text, drawn text.
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,7 +100,8 @@ def verify(
             its table changes on the way; the guide is named.
         UnsupportedModel: nothing is left to verify. An attention implementation that the model
             does not have, and a dtype in which its logits are not finite or that its device lacks,
-            are left out, and the report says why.
+            are left out, and the report says why. Or logits are not finite only where a guide is
+            hidden.
     """
     require_model(model)
     _check_numbers(tokens, seeds, recompute, top_p)
@@ -138,13 +139,17 @@ def verify(
             left_out.append(f"{name}: {error.message}")
             continue
         for implementation in attention:
-            try:
-                with attending(variant, implementation), reopened(variant, prompts) as pack:
-                    found = list(compared(variant, pack))
-            except UnsupportedModel as error:
-                left_out.append(f"{name}, {implementation} attention: {error.message}")
-            else:
-                climbs.append(Climb.of(found, dtype=DTYPES[name], attention=implementation))
+            with ExitStack() as stack:
+                try:
+                    stack.enter_context(attending(variant, implementation))
+                    _require_finite(variant, prompts)
+                    pack = stack.enter_context(reopened(variant, prompts))
+                except UnsupportedModel as error:
+                    left_out.append(f"{name}, {implementation} attention: {error.message}")
+                    continue
+                # What fails from here on is no shortcoming of the model: nothing hides it.
+                found = list(compared(variant, pack))
+            climbs.append(Climb.of(found, dtype=DTYPES[name], attention=implementation))
     if not climbs:
         raise UnsupportedModel(
             "; ".join(left_out),
@@ -205,13 +210,20 @@ def reopened(model: LanguageModel, prompts: Sequence[Prompt]) -> Iterator[GuideP
     Raises:
         UnsupportedModel: the model's keys and values are not finite.
     """
-    texts = {each.name: each.joint.hidden_text for each in prompts}
+    texts = [(each.name, each.joint.hidden_text) for each in prompts]
     with tempfile.TemporaryDirectory() as folder:
         try:
             made = GuidePack.build(model, texts, into=Path(folder) / "pack")
         except CacheLayoutError as error:  # of room there is enough: that was looked at before
             raise UnsupportedModel(error.message, hint=error.hint) from error
         yield made
+
+
+def _require_finite(model: LanguageModel, prompts: Sequence[Prompt]) -> None:
+    """Raise UnsupportedModel unless the model alone, with nothing hidden, reads the prompts."""
+    for prompt in prompts:
+        whole = torch.cat((prompt.hidden, prompt.live))
+        RecomputingArm.of(model, whole, steps=(), uniform=numbers((), 1))
 
 
 def _check_numbers(tokens: int, seeds: int, recompute: int, top_p: float) -> None:

@@ -19,7 +19,7 @@ from kvtransfer.errors import (
     TextError,
     UnsupportedModel,
 )
-from kvtransfer.guides.arms import ARMS, Arm, CachedArm
+from kvtransfer.guides.arms import ARMS, Arm, CachedArm, _comparable
 from kvtransfer.guides.climb import climb, numbers
 from kvtransfer.guides.guide import Choice, Guide
 from kvtransfer.guides.ladder import Prompt, arms, reopened, spread, verify
@@ -422,6 +422,24 @@ def test_a_dtype_that_overflows_is_left_out_and_the_others_are_climbed(
     assert [(climb.dtype, climb.attention) for climb in report.climbs] == [("bfloat16", "sdpa")]
     (why,) = report.left_out
     assert why.startswith("float16")
+
+
+def test_what_fails_only_where_a_guide_is_hidden_is_not_left_out(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no shortcoming of the model alone, and a report without it would hide it."""
+
+    class Overflowing(CachedArm):
+        @classmethod
+        def on(cls, *given: Any, **named: Any) -> CachedArm:
+            arm = CachedArm.on(*given, **named)
+            arm.first = _comparable(arm.first * torch.inf)
+            return arm
+
+    monkeypatch.setattr("kvtransfer.guides.ladder.CachedArm", Overflowing)
+
+    with pytest.raises(UnsupportedModel, match="not finite"):
+        verify(model, [GUIDE], tokens=2, seeds=0)
 
 
 def test_a_report_of_a_fault_is_not_true(model: LanguageModel) -> None:
