@@ -39,8 +39,13 @@ if TYPE_CHECKING:
     from kvtransfer.hf.relocate import relocate
     from kvtransfer.hf.run import generate, prefill, score
     from kvtransfer.hf.start import begin
+    from kvtransfer.steering.extract import extract
+    from kvtransfer.steering.interventions.steer import Steer
+    from kvtransfer.steering.sweep import sweep
+    from kvtransfer.steering.vector import CacheVector
 
 HOMES = {
+    "CacheVector": "steering.vector",
     "FitSettings": "fitting.settings",
     "GuidePack": "guides.pack",
     "KVCache": "geometry.cache",
@@ -49,6 +54,7 @@ HOMES = {
     "LanguageModel": "hf.model",
     "ModelSpec": "geometry.spec",
     "Modules": "guides.modules",
+    "Steer": "steering.interventions.steer",
     "adopt": "hf.adopt",
     "begin": "hf.start",
     "bench": "guides.bench",
@@ -58,6 +64,7 @@ HOMES = {
     "diagnose": "fitting.diagnose",
     "documents": "fitting.texts",
     "evaluate": "evaluation.evaluate",
+    "extract": "steering.extract",
     "fit": "fitting.fit",
     "generate": "hf.run",
     "grafted": "hf.graft",
@@ -75,6 +82,7 @@ HOMES = {
     "split": "guides.seam",
     "split_chat": "guides.chat",
     "stack": "geometry.join",
+    "sweep": "steering.sweep",
     "transfer": "fitting.transfer",
     "verify": "guides.ladder",
     "wrap": "hf.model",
@@ -82,6 +90,7 @@ HOMES = {
 """Where each public name lives. They load on first use, so that importing the package is quick."""
 
 __all__ = [
+    "CacheVector",
     "FitSettings",
     "GuidePack",
     "KVCache",
@@ -90,6 +99,7 @@ __all__ = [
     "LanguageModel",
     "ModelSpec",
     "Modules",
+    "Steer",
     "adopt",
     "begin",
     "bench",
@@ -99,6 +109,7 @@ __all__ = [
     "diagnose",
     "documents",
     "evaluate",
+    "extract",
     "fit",
     "generate",
     "grafted",
@@ -116,6 +127,7 @@ __all__ = [
     "split",
     "split_chat",
     "stack",
+    "sweep",
     "transfer",
     "verify",
     "wrap",

@@ -28,6 +28,9 @@ from kvtransfer.steering.pairs import Said
 from kvtransfer.steering.sweep_report import Steered, Strength, SweepReport
 from kvtransfer.steering.vector import CacheVector
 
+SOMETHING = 0.1
+"""Nats a token: where nobody says what is steered towards, less is no effect."""
+
 
 def sweep(
     model: LanguageModel,
@@ -86,7 +89,7 @@ def sweep(
         vector, 0.0, key_strength=key_strength, value_strength=value_strength, layers=layers
     )
     steps = [replace(plain, strength=strength) for strength in ordered]
-    guard = guard or Guard()
+    guard = guard or Guard(effect=SOMETHING if effect is None else 0.0)
     found: list[tuple[Steered, ...]] = []
     for said in prompts:
         start = Start.of(model, said, at=vector.at, chat=chat, after=after)

@@ -60,15 +60,15 @@ class Strength:
     def of(cls, strength: float, answers: Sequence[Steered], guard: Guard) -> "Strength":
         """The means over ``answers``, and what ``guard`` says of them."""
         known = [each.nll for each in answers if each.nll is not None]
-        gain = mean(np.array([each.gain for each in answers]))
+        gain = mean(np.array([each.gain for each in answers], dtype=np.float64))
         surely = gain.value if gain.low is None else gain.low
         broken = sum(each.broken is not None for each in answers) / len(answers)
         return cls(
             strength=strength,
-            effect=mean(np.array([each.effect for each in answers])),
+            effect=mean(np.array([each.effect for each in answers], dtype=np.float64)),
             gain=gain,
-            repetition=mean(np.array([each.repetition for each in answers])),
-            nll=mean(np.array(known)) if known else None,
+            repetition=mean(np.array([each.repetition for each in answers], dtype=np.float64)),
+            nll=mean(np.array(known, dtype=np.float64)) if known else None,
             broken=broken,
             shows=surely > guard.effect,
             holds=broken <= guard.broken,
@@ -77,8 +77,8 @@ class Strength:
 
     @property
     def useful(self) -> bool:
-        """The effect is there, and the texts are whole."""
-        return self.shows and self.holds
+        """It steers, the effect is there, and the texts are whole."""
+        return self.strength != 0 and self.shows and self.holds
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON shape that scripts rely on."""

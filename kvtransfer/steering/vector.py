@@ -100,12 +100,20 @@ class CacheVector:
     def random(self, seed: int) -> "CacheVector":
         """A control: a random direction, in every layer as long as this one's keys and values."""
         source = torch.Generator().manual_seed(seed)
+        made = {"how": "random", "seed": seed}
+        drawn = self._map(
+            lambda block: torch.randn(block.shape, generator=source).to(block), made=made
+        )
+        return drawn.as_long_as(self)
 
-        def turned(block: Tensor) -> Tensor:
-            drawn: Tensor = torch.randn(block.shape, generator=source).to(block)
-            return drawn.mul(block.norm() / drawn.norm())
+    def as_long_as(self, other: "CacheVector") -> "CacheVector":
+        """This direction, in every layer as long as the keys and the values of ``other``.
 
-        return self._map(turned, made={"how": "random", "seed": seed, "of": [dict(self.made)]})
+        Raises:
+            IncompatibleModels: the other is another model's.
+        """
+        made = {"how": "as long as", "of": [dict(self.made), dict(other.made)]}
+        return replace(self._with(other, "", _as_long), made=made)
 
     def check(self, cache: KVCache) -> None:
         """Raise unless this can be added to ``cache``.
@@ -168,7 +176,7 @@ class CacheVector:
         for field, kind in {"at": int, "made": dict, "notes": list, "provenance": dict}.items():
             if type(config[field]) is not kind or (field == "at" and config[field] >= 0):
                 raise ArtifactError(
-                    f"{where} has {field} {str(config[field])[:40]!r}",
+                    f"{where} has {field} {repr(config[field])[:40]}",
                     hint="the file was edited; copy or make the vector again",
                 )
         spec = ModelSpec.from_dict(config["model"])
@@ -299,6 +307,11 @@ def check_directions(
                 f"layer {index}: the vector is not finite there",
                 hint="it was divided by 0, or scaled by a number that is none",
             )
+
+
+def _as_long(block: Direction, other: Direction) -> Direction:
+    long: Tensor = other.norm() / block.norm().clamp_min(1e-30)
+    return block * long
 
 
 def _heads(widths: tuple[int, ...]) -> str:
