@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvtransfer.errors import KVTransferError
+    from kvtransfer.evaluation.ablation import ablate
     from kvtransfer.evaluation.evaluate import evaluate
     from kvtransfer.fitting.diagnose import diagnose
     from kvtransfer.fitting.fit import fit
@@ -39,26 +40,47 @@ if TYPE_CHECKING:
     from kvtransfer.hf.relocate import relocate
     from kvtransfer.hf.run import generate, prefill, score
     from kvtransfer.hf.start import begin
+    from kvtransfer.steering.chain import chain
     from kvtransfer.steering.extract import extract
-    from kvtransfer.steering.interventions.steer import Steer
+    from kvtransfer.steering.interventions import (
+        Ablate,
+        Bank,
+        ForgetRotation,
+        Interpolate,
+        Lag,
+        Replace,
+        Scale,
+        Shuffle,
+        Steer,
+    )
     from kvtransfer.steering.sweep import sweep
     from kvtransfer.steering.vector import CacheVector
 
 HOMES = {
+    "Ablate": "steering.interventions.ablate",
+    "Bank": "steering.interventions.bank",
     "CacheVector": "steering.vector",
     "FitSettings": "fitting.settings",
+    "ForgetRotation": "steering.interventions.forget",
     "GuidePack": "guides.pack",
+    "Interpolate": "steering.interventions.interpolate",
     "KVCache": "geometry.cache",
     "KVMapping": "fitting.mapping",
     "KVTransferError": "errors",
+    "Lag": "steering.interventions.lag",
     "LanguageModel": "hf.model",
     "ModelSpec": "geometry.spec",
     "Modules": "guides.modules",
+    "Replace": "steering.interventions.replace",
+    "Scale": "steering.interventions.scale",
+    "Shuffle": "steering.interventions.shuffle",
     "Steer": "steering.interventions.steer",
+    "ablate": "evaluation.ablation",
     "adopt": "hf.adopt",
     "begin": "hf.start",
     "bench": "guides.bench",
     "builtin": "fitting.texts",
+    "chain": "steering.chain",
     "check": "hf.check",
     "concat": "guides.concat",
     "diagnose": "fitting.diagnose",
@@ -90,20 +112,30 @@ HOMES = {
 """Where each public name lives. They load on first use, so that importing the package is quick."""
 
 __all__ = [
+    "Ablate",
+    "Bank",
     "CacheVector",
     "FitSettings",
+    "ForgetRotation",
     "GuidePack",
+    "Interpolate",
     "KVCache",
     "KVMapping",
     "KVTransferError",
+    "Lag",
     "LanguageModel",
     "ModelSpec",
     "Modules",
+    "Replace",
+    "Scale",
+    "Shuffle",
     "Steer",
+    "ablate",
     "adopt",
     "begin",
     "bench",
     "builtin",
+    "chain",
     "check",
     "concat",
     "diagnose",

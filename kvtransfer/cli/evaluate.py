@@ -22,7 +22,10 @@ def evaluate(
         typer.Option(help="Guide file (.jsonl), 'builtin', or 'none' to leave guides out."),
     ] = None,
     conditions: Annotated[
-        str | None, typer.Option(help="Comma-separated; all if not given.")
+        str | None,
+        typer.Option(
+            help="Comma-separated; all if not given. With an edit: mapped+Scale(0.5,layers=mid)."
+        ),
     ] = None,
     recompute: Annotated[
         str | None,
@@ -68,13 +71,10 @@ def evaluate(
         from kvtransfer.guides.pack import GuidePack
         from kvtransfer.hf.model import load
         from kvtransfer.hf.quiet import quiet
+        from kvtransfer.steering.expression import entries
 
         quiet()
-        names = (
-            tuple(CONDITIONS)
-            if conditions is None
-            else tuple(name.strip() for name in conditions.split(","))
-        )
+        names = tuple(CONDITIONS) if conditions is None else tuple(entries(conditions))
         shares = _shares(recompute)
         if max_guides is not None and max_guides < 1:
             raise ValueError(f"--max-guides is a positive number, not {max_guides}")

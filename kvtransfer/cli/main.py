@@ -5,7 +5,19 @@ from typing import cast
 
 import typer
 
-from kvtransfer.cli import bench, check, demo, diagnose, evaluate, fit, pack, probe, steer, verify
+from kvtransfer.cli import (
+    ablate,
+    bench,
+    check,
+    demo,
+    diagnose,
+    evaluate,
+    fit,
+    pack,
+    probe,
+    steer,
+    verify,
+)
 from kvtransfer.cli.console import say
 
 app = typer.Typer(
@@ -23,6 +35,7 @@ app.command("probe")(probe.probe)
 app.add_typer(pack.app, name="pack")
 app.add_typer(steer.app, name="steer")
 app.command("verify")(verify.verify)
+app.command("ablate")(ablate.ablate)
 app.command("bench")(bench.bench)
 app.command("demo")(demo.demo)
 

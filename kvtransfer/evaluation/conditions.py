@@ -11,7 +11,7 @@ from types import MappingProxyType
 from jaxtyping import Int
 from torch import Tensor
 
-from kvtransfer.errors import IncompatibleModels, KVTransferError
+from kvtransfer.errors import IncompatibleModels, KVTransferError, SteeringError
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.transfer import mapped as mapped_by
 from kvtransfer.geometry.cache import KVCache
@@ -22,6 +22,7 @@ from kvtransfer.hf.aligned import read_aligned
 from kvtransfer.hf.fits import check_fits
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.run import prefill
+from kvtransfer.steering.edit import Intervention
 from kvtransfer.steering.interventions import Ablate, ForgetRotation
 
 
@@ -46,6 +47,8 @@ class Pair:
     """By name of the condition, the share of the mapped prefix that the target reads again."""
     packs: Mapping[str, GuidePack] = field(default_factory=dict)
     """By name of the condition, a pack of the target's whose caches of the guides are used."""
+    edits: Mapping[str, tuple[str, Intervention]] = field(default_factory=dict)
+    """By name of the condition, another condition and the edit of its prefix."""
 
     def __post_init__(self) -> None:
         for mapping in (self.mapping, *self.rivals.values()):
@@ -180,6 +183,8 @@ def arms(reading: Reading, names: tuple[str, ...]) -> tuple[dict[str, Arm], dict
     for name in names:
         try:
             made[name] = _arm(reading, name, made.get("mapped"))
+        except SteeringError:
+            raise  # what was asked for is not there, whichever the pair
         except KVTransferError as error:
             missing[name] = error.message
     return made, missing
@@ -189,6 +194,17 @@ def _arm(reading: Reading, name: str, plain: Arm | None) -> Arm:
     pair = reading.pair
     if (rival := pair.rivals.get(name)) is not None:
         return Arm(pair.target, reading.mapped(by=rival))
+    if (edited := pair.edits.get(name)) is not None:
+        arm = (
+            plain
+            if plain is not None and edited[0] == "mapped"
+            else _arm(reading, edited[0], plain)
+        )
+        if arm.prefix is None:
+            raise SteeringError(
+                f"{edited[0]} has no prefix to edit", hint="edit own, mapped or raw, say"
+            )
+        return Arm(arm.reader, edited[1](arm.prefix))
     if (share := pair.repairs.get(name)) is not None:
         prefix = reading.mapped() if plain is None else plain.prefix
         assert prefix is not None  # a mapped arm has one

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from jaxtyping import Int
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from kvtransfer.errors import TextError
 from kvtransfer.evaluation.conditions import CONDITIONS, Pair
 from kvtransfer.evaluation.curve import checked_shares, condition_of
+from kvtransfer.evaluation.edits import edits_of
 from kvtransfer.evaluation.guide_items import evaluate_guides
 from kvtransfer.evaluation.report import EvalReport
 from kvtransfer.evaluation.text import evaluate_text
@@ -37,6 +39,7 @@ def evaluate(
     rivals: Mapping[str, KVMapping] | None = None,
     recompute: Iterable[float] = (),
     packs: Mapping[str, GuidePack] | None = None,
+    bound: Mapping[str, Any] | None = None,
     prefix: int = 256,
     continuation: int = 256,
     items: int = 32,
@@ -52,12 +55,14 @@ def evaluate(
         texts: Held-out documents, cut into items; None to leave text out.
         guides: Guides with questions; None to leave them out.
         conditions: Names from CONDITIONS. ``none`` and ``own`` are always added: without floor
-            and ceiling no number means anything.
+            and ceiling no number means anything. ``mapped+Scale(0.5)``, say, is a condition whose
+            prefix is edited (:func:`kvtransfer.steering.expression.parse`).
         rivals: Other mappings between the same models, by name; each becomes a condition.
         recompute: Shares of the mapped prefix's tokens that the target reads again; each becomes a
             condition such as ``mapped+15%``, and all together a curve.
         packs: Packs that hold the guides for ``target``, by name; each becomes a condition of the
             guides.
+        bound: What such edits may name: vectors, donors, interventions.
         prefix: Tokens of each text item that are hidden (the last of them is run live).
         continuation: Tokens of each text item that are scored.
         items: Text items at most.
@@ -67,6 +72,7 @@ def evaluate(
 
     Raises:
         IncompatibleModels: the mapping is for another pair, or the other way round.
+        SteeringError: a condition's edit is none, or names what is not there.
         TextError: there is no text, or it is shorter than one item, or there are no guides.
         SeamError: a guide and a prompt share no token boundary; or the tokenizers differ, and no
             text has the ids that are to be hidden.
@@ -74,8 +80,11 @@ def evaluate(
     rivals = dict(rivals or {})
     shares = checked_shares(recompute)
     repairs = {condition_of(share): share for share in shares if share}
-    asked_for = [*conditions, *(["mapped"] if shares else [])]
-    names = (*_names(asked_for), *repairs, *rivals)
+    conditions = list(conditions)
+    edits = edits_of(conditions, bound or {})
+    asked_for = [name for name in conditions if name not in edits]
+    asked_for += [base for base, _ in edits.values()] + (["mapped"] if shares else [])
+    names = (*_names(asked_for), *edits, *repairs, *rivals)
     if prefix < 2 or continuation < 1 or items < 1:
         raise ValueError(f"{prefix=}, {continuation=}, {items=}: at least 2, 1 and 1 are needed")
     if texts is None and guides is None:
@@ -85,7 +94,7 @@ def evaluate(
         rivals = {
             name: rival.insisting_on(source.spec, target.spec) for name, rival in rivals.items()
         }
-    pair = Pair(source, target, mapping, rivals, repairs, dict(packs or {}))
+    pair = Pair(source, target, mapping, rivals, repairs, dict(packs or {}), edits)
     guides = None if guides is None else tuple(guides)
     for pack in pair.packs.values():  # before anything is read, not after
         if guides is None:

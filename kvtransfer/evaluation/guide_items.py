@@ -144,19 +144,22 @@ def _likelihoods(
     arm: Arm, prompt: Int[Tensor, " t"], ends: list[Int[Tensor, " _t"]], hidden: int
 ) -> Tensor:
     """Mean log-likelihood a token of each choice, all of them in one batch."""
-    live = torch.nn.utils.rnn.pad_sequence([ids[hidden:] for ids in ends], batch_first=True)
-    # Padding stands to the right, where no scored token can see it.
+    # Shorter rows are filled up to the right, where no scored token can see it, with their own last
+    # token: the model's padding token (0, often) would be taken for padding.
+    longest = max(map(len, ends))
+    live = torch.stack([torch.cat((ids, ids[-1:].expand(longest - len(ids)))) for ids in ends])
+    live = live[:, hidden:]
     prefix = None if arm.prefix is None else arm.prefix.expand(len(ends))
     logits = score(arm.reader, live, prefix).cpu()
     found = []
     for row, ids in zip(logits, ends, strict=True):
-        start = max(min(_shared(prompt, ids), len(ids) - 1) - hidden, 1)
+        start = max(min(shared(prompt, ids), len(ids) - 1) - hidden, 1)
         tokens = ids[hidden:]
         found.append(-nll(row[start - 1 : len(tokens) - 1], tokens[start:]).mean())
     return torch.stack(found)
 
 
-def _shared(a: Tensor, b: Tensor) -> int:
+def shared(a: Tensor, b: Tensor) -> int:
     """Leading tokens that both have."""
     shortest = min(len(a), len(b))
     differing = (a[:shortest] != b[:shortest]).nonzero()

@@ -16,6 +16,7 @@ from kvtransfer.evaluation.curve import condition_of, curve, curve_table
 from kvtransfer.evaluation.guide_items import GuideResult
 from kvtransfer.evaluation.text import TextResult
 from kvtransfer.report import Estimate, Provenance, to_json
+from kvtransfer.steering.expression import terms
 
 TEXT_COLUMNS = (
     ("nll", "NLL", ".3f"),
@@ -165,8 +166,9 @@ class EvalReport:
         return sentence[0].upper() + sentence[1:] + doubt + "."
 
     def _rivals(self, measured: Iterable[str]) -> list[str]:
-        """The conditions that are other mappings."""
-        return sorted({*measured} - {*CONDITIONS, *self._repaired()})
+        """The conditions that are other mappings, and not an edit of a prefix."""
+        others = {*measured} - {*CONDITIONS, *self._repaired()}
+        return sorted(name for name in others if len(terms(name)) == 1)
 
     def _repaired(self) -> set[str]:
         """The conditions whose tokens were partly read again."""

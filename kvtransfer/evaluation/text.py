@@ -117,7 +117,11 @@ def _score_item(
     of_target = {
         name: arm.prefix
         for name, arm in made.items()
-        if arm.reader is pair.target and arm.prefix is not None and name not in ("none", "own")
+        if arm.reader is pair.target
+        and arm.prefix is not None
+        and name not in ("none", "own")
+        # Attention is compared under one mask: what a layer does not see, it would see there.
+        and arm.prefix.hidden is None
     }
     own, cosines = attention_outputs(pair.target, live, reading.own, of_target, cosine)
     measured: dict[str, dict[str, float]] = {}

@@ -77,12 +77,17 @@ def stack(caches: Sequence[KVCache]) -> KVCache:
     )
 
 
-def indent(cache: KVCache, columns: int) -> KVCache:
+def indent(cache: KVCache, columns: int, *, rotations: Rotations | None = None) -> KVCache:
     """The same cache with ``columns`` more at its left, which no layer sees.
 
     So two prefixes of unequal length end at one column. The new columns stand at the positions
     before the cache's, which must be free: read it there, with
     :func:`~kvtransfer.hf.run.read_at`, or move it (:func:`~kvtransfer.hf.relocate.relocate`).
+
+    Args:
+        cache: A prefix.
+        columns: How many more.
+        rotations: What turns keys at all positions, the new ones too; not known if not given.
 
     Raises:
         CacheLayoutError: the cache begins before position ``columns``, or its rows are padded.
@@ -98,13 +103,14 @@ def indent(cache: KVCache, columns: int) -> KVCache:
             f"{int(starts.min()) if cache.tokens else 0}",
             hint="read the prefix at later positions, or relocate it",
         )
-    wide = _padded(cache, columns, cache.rotations)
+    wide = _padded(replace(cache, rotations=None), columns, None)
     before = starts - torch.arange(columns, 0, -1, device=starts.device)
     gone = tuple(
         each_head.index_fill(2, torch.arange(columns, device=each_head.device), True)
         for each_head in filled(wide.hidden, wide.keys)
     )
-    return replace(wide, positions=torch.cat((before, cache.positions), dim=1), hidden=gone)
+    positions = torch.cat((before, cache.positions), dim=1)
+    return replace(wide, positions=positions, rotations=rotations, hidden=gone)
 
 
 def _padded(cache: KVCache, columns: int, like: Rotations | None) -> KVCache:

@@ -13,7 +13,7 @@ from torch import Tensor
 from kvtransfer.errors import RotationError, SteeringError
 from kvtransfer.geometry.cache import Block, KVCache
 from kvtransfer.geometry.rotation import Rotation
-from kvtransfer.steering.layers import Layers, which
+from kvtransfer.steering.layers import Layers, frozen, which
 
 Intervention = Callable[[KVCache], KVCache]
 """From a cache to a new one; they compose from left to right (:func:`steering.chain.chain`)."""
@@ -38,9 +38,8 @@ class Edit(ABC):
     """Columns from start to stop, as in a slice, negative from the end; None for all."""
 
     def __post_init__(self) -> None:
-        """Numbers hash and compare where a list or a range would not."""
-        if not isinstance(self.layers, str):
-            object.__setattr__(self, "layers", tuple(self.layers))
+        """Layers as a value that compares and hashes."""
+        object.__setattr__(self, "layers", frozen(self.layers))
 
     def __call__(self, cache: KVCache) -> KVCache:
         """The edited cache; the given one stays as it is.
@@ -124,11 +123,11 @@ class Edit(ABC):
     def __str__(self) -> str:
         """In a line, without options that are left at their defaults."""
         named = [
-            f"{each.name}={_word(value)}"
+            f"{each.name}={word(value)}"
             for each in fields(self)
             if each.kw_only and (value := getattr(self, each.name)) != each.default
         ]
-        words = [_word(getattr(self, each.name)) for each in fields(self) if not each.kw_only]
+        words = [word(getattr(self, each.name)) for each in fields(self) if not each.kw_only]
         return f"{type(self).__name__}({', '.join(words + named)})"
 
 
@@ -168,7 +167,10 @@ def require_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
         raise SteeringError(f"{name} is {value!r}", hint=f"one of {', '.join(known)}")
 
 
-def _word(value: object) -> str:
+def word(value: object) -> str:
+    """As :func:`kvtransfer.steering.expression.parse` reads it, and short."""
     if isinstance(value, KVCache):
         return f"{value.tokens} tokens"
+    if isinstance(value, str) and not value.isidentifier():
+        return repr(value)
     return str(value)

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 
 from kvtransfer.errors import SteeringError
 
-Layers = str | Iterable[int]
+Layers = str | int | Iterable[int]
 """``"all"``; a third of the depth: ``"early"``, ``"mid"``, ``"late"``; numbers from 0 on: ``"3"``
 or ``"3-7"``, both ends in; a band of another model, counted from 1 as papers do and scaled to this
-depth: ``"9-20/32"``; several of these with commas; or the numbers themselves."""
+depth: ``"9-20/32"``; several of these with commas; or numbers themselves."""
 
 THIRDS = ("early", "mid", "late")
 
@@ -25,7 +25,7 @@ def which(layers: Layers, depth: int) -> tuple[int, ...]:
     if isinstance(layers, str):
         chosen = [layer for part in layers.split(",") for layer in _spelled(part.strip(), depth)]
     else:
-        chosen = list(layers)
+        chosen = [layers] if isinstance(layers, int) else list(layers)
     wrong = [layer for layer in chosen if not _is_layer(layer, depth)]
     if wrong:
         raise SteeringError(
@@ -33,6 +33,13 @@ def which(layers: Layers, depth: int) -> tuple[int, ...]:
             hint=f"layers are 0 to {depth - 1}",
         )
     return tuple(sorted(set(chosen)))
+
+
+def frozen(layers: Layers) -> str | tuple[int, ...]:
+    """The same layers as a value that compares and hashes, whatever it was given as."""
+    if isinstance(layers, str):
+        return layers
+    return (layers,) if isinstance(layers, int) else tuple(layers)
 
 
 def _is_layer(layer: object, depth: int) -> bool:

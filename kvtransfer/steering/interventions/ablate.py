@@ -10,6 +10,8 @@ from kvtransfer.geometry.hidden import filled, plain
 from kvtransfer.steering.edit import PARTS, Edit, require_one_of, said
 from kvtransfer.steering.layers import which
 
+Ablation = Literal["keys", "values", "both", "removed"]
+
 
 @dataclass(frozen=True, slots=True)
 class Ablate(Edit):
@@ -19,7 +21,7 @@ class Ablate(Edit):
     of the softmax; with a value of zero that share is spent on nothing.
     """
 
-    part: Literal["keys", "values", "both", "removed"] = "both"
+    part: Ablation = "both"
 
     def __post_init__(self) -> None:
         Edit.__post_init__(self)

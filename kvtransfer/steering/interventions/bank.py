@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from kvtransfer.geometry.cache import KVCache
+from kvtransfer.steering.edit import word
 from kvtransfer.steering.interventions.ablate import Ablate
-from kvtransfer.steering.layers import Layers, which
+from kvtransfer.steering.layers import Layers, frozen, which
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +19,8 @@ class Bank:
     layers: Layers
 
     def __post_init__(self) -> None:
-        """Numbers hash and compare where a list or a range would not."""
-        if not isinstance(self.layers, str):
-            object.__setattr__(self, "layers", tuple(self.layers))
+        """Layers as a value that compares and hashes."""
+        object.__setattr__(self, "layers", frozen(self.layers))
 
     def __call__(self, cache: KVCache) -> KVCache:
         """The same cache, out of sight elsewhere.
@@ -34,5 +34,4 @@ class Bank:
         return Ablate("removed", layers=blind)(cache) if blind else cache
 
     def __str__(self) -> str:
-        layers = self.layers
-        return f"Bank({layers if isinstance(layers, str) else ','.join(map(str, layers))})"
+        return f"Bank({word(self.layers)})"

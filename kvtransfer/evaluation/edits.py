@@ -1,0 +1,32 @@
+"""Conditions that edit the prefix of another: ``mapped+Steer(v,1.0)``."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kvtransfer.evaluation.conditions import CONDITIONS
+from kvtransfer.steering.edit import Intervention
+from kvtransfer.steering.expression import parse, terms
+
+
+def edits_of(
+    conditions: Iterable[str], bound: Mapping[str, Any]
+) -> dict[str, tuple[str, Intervention]]:
+    """Of each condition with a ``+``, the condition that it begins with, and its edit.
+
+    Args:
+        conditions: Names; those without ``+`` are passed over.
+        bound: What the edits may name: vectors, donors, interventions.
+
+    Raises:
+        ValueError: what it begins with is no condition.
+        SteeringError: the rest is no intervention.
+    """
+    found = {}
+    for name in conditions:
+        base, *steps = terms(name)
+        if not steps:
+            continue
+        if base not in CONDITIONS:
+            raise ValueError(f"no condition {base}; there are {', '.join(CONDITIONS)}")
+        found[name] = (base, parse("+".join(steps), bound))
+    return found
