@@ -189,8 +189,8 @@ class CacheVector:
             )
         try:
             return cls(
-                keys=tuple(tensors[f"keys.{i}"] for i in range(len(spec.layers))),
-                values=tuple(tensors[f"values.{i}"] for i in range(len(spec.layers))),
+                keys=tuple(tensors[f"keys.{i}"].float() for i in range(len(spec.layers))),
+                values=tuple(tensors[f"values.{i}"].float() for i in range(len(spec.layers))),
                 spec=spec,
                 at=config["at"],
                 made=config["made"],
