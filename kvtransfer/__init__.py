@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from kvtransfer.hf.run import generate, prefill, score
     from kvtransfer.hf.start import begin
     from kvtransfer.steering.chain import chain
+    from kvtransfer.steering.extract import extract
     from kvtransfer.steering.interventions import (
         Ablate,
         Bank,
@@ -50,11 +51,15 @@ if TYPE_CHECKING:
         Replace,
         Scale,
         Shuffle,
+        Steer,
     )
+    from kvtransfer.steering.sweep import sweep
+    from kvtransfer.steering.vector import CacheVector
 
 HOMES = {
     "Ablate": "steering.interventions.ablate",
     "Bank": "steering.interventions.bank",
+    "CacheVector": "steering.vector",
     "FitSettings": "fitting.settings",
     "ForgetRotation": "steering.interventions.forget",
     "GuidePack": "guides.pack",
@@ -69,6 +74,7 @@ HOMES = {
     "Replace": "steering.interventions.replace",
     "Scale": "steering.interventions.scale",
     "Shuffle": "steering.interventions.shuffle",
+    "Steer": "steering.interventions.steer",
     "ablate": "evaluation.ablation",
     "adopt": "hf.adopt",
     "begin": "hf.start",
@@ -80,6 +86,7 @@ HOMES = {
     "diagnose": "fitting.diagnose",
     "documents": "fitting.texts",
     "evaluate": "evaluation.evaluate",
+    "extract": "steering.extract",
     "fit": "fitting.fit",
     "generate": "hf.run",
     "grafted": "hf.graft",
@@ -97,6 +104,7 @@ HOMES = {
     "split": "guides.seam",
     "split_chat": "guides.chat",
     "stack": "geometry.join",
+    "sweep": "steering.sweep",
     "transfer": "fitting.transfer",
     "verify": "guides.ladder",
     "wrap": "hf.model",
@@ -106,6 +114,7 @@ HOMES = {
 __all__ = [
     "Ablate",
     "Bank",
+    "CacheVector",
     "FitSettings",
     "ForgetRotation",
     "GuidePack",
@@ -120,6 +129,7 @@ __all__ = [
     "Replace",
     "Scale",
     "Shuffle",
+    "Steer",
     "ablate",
     "adopt",
     "begin",
@@ -131,6 +141,7 @@ __all__ = [
     "diagnose",
     "documents",
     "evaluate",
+    "extract",
     "fit",
     "generate",
     "grafted",
@@ -148,6 +159,7 @@ __all__ = [
     "split",
     "split_chat",
     "stack",
+    "sweep",
     "transfer",
     "verify",
     "wrap",

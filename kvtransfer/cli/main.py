@@ -5,7 +5,19 @@ from typing import cast
 
 import typer
 
-from kvtransfer.cli import ablate, bench, check, demo, diagnose, evaluate, fit, pack, probe, verify
+from kvtransfer.cli import (
+    ablate,
+    bench,
+    check,
+    demo,
+    diagnose,
+    evaluate,
+    fit,
+    pack,
+    probe,
+    steer,
+    verify,
+)
 from kvtransfer.cli.console import say
 
 app = typer.Typer(
@@ -21,6 +33,7 @@ app.command("eval")(evaluate.evaluate)
 app.command("diagnose")(diagnose.diagnose)
 app.command("probe")(probe.probe)
 app.add_typer(pack.app, name="pack")
+app.add_typer(steer.app, name="steer")
 app.command("verify")(verify.verify)
 app.command("ablate")(ablate.ablate)
 app.command("bench")(bench.bench)

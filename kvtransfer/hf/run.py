@@ -178,7 +178,7 @@ def generate(
         )
     check_ids(model, ids[None])
     read_on = Reader.over(model, prefix, edit=edit)
-    stops = _end_tokens(model)
+    stops = end_tokens(model)
     step = ids[None]
     for _ in range(max_new_tokens):
         with torch.no_grad():
@@ -300,7 +300,8 @@ class Reader:
             self.prefix = self.prefix.expand(rows)
 
 
-def _end_tokens(model: LanguageModel) -> frozenset[int]:
+def end_tokens(model: LanguageModel) -> frozenset[int]:
+    """The ids that end a text of ``model``."""
     config = getattr(model.module, "generation_config", None)
     ends = getattr(config, "eos_token_id", None)
     ends = [ends] if isinstance(ends, int) else list(ends or [])
