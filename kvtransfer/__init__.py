@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from kvtransfer.hf.start import begin
     from kvtransfer.steering.battery import battery
     from kvtransfer.steering.chain import chain
+    from kvtransfer.steering.extract import extract
     from kvtransfer.steering.interventions import (
         Ablate,
         Bank,
@@ -51,12 +52,16 @@ if TYPE_CHECKING:
         Replace,
         Scale,
         Shuffle,
+        Steer,
     )
     from kvtransfer.steering.persona import read_persona
+    from kvtransfer.steering.sweep import sweep
+    from kvtransfer.steering.vector import CacheVector
 
 HOMES = {
     "Ablate": "steering.interventions.ablate",
     "Bank": "steering.interventions.bank",
+    "CacheVector": "steering.vector",
     "FitSettings": "fitting.settings",
     "ForgetRotation": "steering.interventions.forget",
     "GuidePack": "guides.pack",
@@ -71,6 +76,7 @@ HOMES = {
     "Replace": "steering.interventions.replace",
     "Scale": "steering.interventions.scale",
     "Shuffle": "steering.interventions.shuffle",
+    "Steer": "steering.interventions.steer",
     "ablate": "evaluation.ablation",
     "adopt": "hf.adopt",
     "battery": "steering.battery",
@@ -83,6 +89,7 @@ HOMES = {
     "diagnose": "fitting.diagnose",
     "documents": "fitting.texts",
     "evaluate": "evaluation.evaluate",
+    "extract": "steering.extract",
     "fit": "fitting.fit",
     "generate": "hf.run",
     "grafted": "hf.graft",
@@ -101,6 +108,7 @@ HOMES = {
     "split": "guides.seam",
     "split_chat": "guides.chat",
     "stack": "geometry.join",
+    "sweep": "steering.sweep",
     "transfer": "fitting.transfer",
     "verify": "guides.ladder",
     "wrap": "hf.model",
@@ -110,6 +118,7 @@ HOMES = {
 __all__ = [
     "Ablate",
     "Bank",
+    "CacheVector",
     "FitSettings",
     "ForgetRotation",
     "GuidePack",
@@ -124,6 +133,7 @@ __all__ = [
     "Replace",
     "Scale",
     "Shuffle",
+    "Steer",
     "ablate",
     "adopt",
     "battery",
@@ -136,6 +146,7 @@ __all__ = [
     "diagnose",
     "documents",
     "evaluate",
+    "extract",
     "fit",
     "generate",
     "grafted",
@@ -154,6 +165,7 @@ __all__ = [
     "split",
     "split_chat",
     "stack",
+    "sweep",
     "transfer",
     "verify",
     "wrap",

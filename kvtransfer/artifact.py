@@ -25,6 +25,7 @@ FORMAT = 3
 read of the token before."""
 
 READABLE = (1, 2, 3)
+MAKER = "kvtransfer fit … --out DIR"
 CONFIG, TENSORS, CARD = "config.json", "tensors.safetensors", "README.md"
 
 
@@ -99,14 +100,21 @@ def refuse_foreign(folder: Path, *, files: Collection[str] = (CONFIG, TENSORS, C
         )
 
 
-def load(folder: Path, *, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def load(
+    folder: Path, *, kind: str, maker: str = MAKER
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read an artifact back, refusing what this version cannot mean.
+
+    Args:
+        folder: Of the artifact.
+        kind: That is expected.
+        maker: The command that writes one.
 
     Raises:
         ArtifactError: something is missing, malformed, of another kind or format, changed since
             it was written, or not finite.
     """
-    config = read_config(folder, kind=kind)
+    config = read_config(folder, kind=kind, maker=maker)
     path = folder / TENSORS
     if not path.is_file():
         raise ArtifactError(f"{folder} has no {TENSORS}", hint="copy the whole folder")
@@ -147,7 +155,7 @@ def read_config(
     *,
     kind: str,
     readable: Collection[int] = READABLE,
-    maker: str = "kvtransfer fit … --out DIR",
+    maker: str = MAKER,
 ) -> dict[str, Any]:
     """The config alone, with format and kind checked; raises ArtifactError as :func:`load`.
 

@@ -74,6 +74,11 @@ class Provenance:
         return asdict(self)
 
 
+def plain(estimate: Estimate | None) -> dict[str, float | int | None] | None:
+    """An estimate for JSON, or null where there is none."""
+    return None if estimate is None else estimate.to_dict()
+
+
 def to_json(document: Any) -> str:
     """Stable text: sorted keys, so that two reports can be diffed; NaN is refused."""
     return json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)

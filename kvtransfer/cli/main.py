@@ -16,6 +16,7 @@ from kvtransfer.cli import (
     fit,
     pack,
     probe,
+    steer,
     verify,
 )
 from kvtransfer.cli.console import say
@@ -33,6 +34,7 @@ app.command("eval")(evaluate.evaluate)
 app.command("diagnose")(diagnose.diagnose)
 app.command("probe")(probe.probe)
 app.add_typer(pack.app, name="pack")
+app.add_typer(steer.app, name="steer")
 app.command("verify")(verify.verify)
 app.command("ablate")(ablate.ablate)
 app.command("battery")(battery.battery)

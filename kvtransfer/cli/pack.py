@@ -3,11 +3,12 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from kvtransfer.cli.console import AsJson, Device, Dtype, bars, foreseen, show
+from kvtransfer.cli.vectors import Vectors, named_vectors
 
 app = typer.Typer(
     help="Guide packs: prefixes that are prepared once, and restored without a forward pass.",
@@ -51,9 +52,9 @@ def build(
                 load(model, dtype=dtype, device=device),
                 texts,
                 chat=chat,
+                into=out,
                 progress=lambda tokens: advance("read", 1),
             )
-        made.save_pretrained(out)
         show(made, made.to_json() if as_json else None)
 
 
@@ -112,9 +113,10 @@ def transfer(
                 fitted,
                 target=reader,
                 dtype=dtype,
+                device=device,
+                into=out,
                 progress=lambda tokens: advance("map", 1),
             )
-        made.save_pretrained(out)
         show(made, made.to_json() if as_json else None)
 
 
@@ -127,13 +129,22 @@ def generate(
         str | None, typer.Option(help="The pack's model, where it lies elsewhere now.")
     ] = None,
     seam: Annotated[
-        str,
+        Literal["strict", "back-off"],  # as guides.seam has it, and without importing torch
         typer.Option(
             help="Where no token ends between guide and prompt: refuse (strict), or read the "
             "guide's last tokens live (back-off)."
         ),
     ] = "strict",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 128,
+    edit: Annotated[
+        str | None,
+        typer.Option(help="An edit of its cache: Ablate(removed,layers=mid), or Steer(v,1.0)."),
+    ] = None,
+    every_step: Annotated[
+        bool,
+        typer.Option("--every-step", help="Edit all that is cached, anew at every token."),
+    ] = False,
+    vector: Vectors = None,
     cast: Annotated[bool, typer.Option(help="Allow a model of another dtype.")] = False,
     device: Device = "cpu",
     dtype: Dtype = None,
@@ -144,17 +155,21 @@ def generate(
         from kvtransfer.guides.pack import GuidePack
         from kvtransfer.hf.model import load
         from kvtransfer.hf.quiet import quiet
+        from kvtransfer.steering.expression import parse
 
         quiet()
         found = GuidePack.from_pretrained(pack)
         guide, made_by = found[name], found.maker.spec
         reader = load(model or made_by.name, dtype=dtype or made_by.dtype, device=device)
         graft = guide.graft(reader, cast=cast)
-        moved = graft.joined(prompt, seam=seam).moved  # type: ignore[arg-type]  # looked at there
+        if edit is not None:
+            graft = graft.edited(parse(edit, named_vectors(vector)), every_step=every_step)
+        joint = graft.joined(prompt, seam=seam)
+        moved = joint.moved
         if moved is not None and not as_json:
             print(f"note: {moved}", file=sys.stderr)
         pieces = []
-        for piece in graft.stream(prompt, seam=seam, max_new_tokens=max_new_tokens):  # type: ignore[arg-type]
+        for piece in graft.stream(joint, max_new_tokens=max_new_tokens):
             pieces.append(piece)
             if not as_json:
                 sys.stdout.write(piece)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,8 +13,10 @@ from kvtransfer.errors import CacheLayoutError, SeamError
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.guides.chat import split_chat
 from kvtransfer.guides.seam import Joint, Seam, split
+from kvtransfer.hf.edited import Edit
 from kvtransfer.hf.graft import grafted
 from kvtransfer.hf.model import LanguageModel
+from kvtransfer.hf.pieces import pieces
 from kvtransfer.hf.run import generate
 
 
@@ -35,18 +37,31 @@ class Graft:
     read; a value that stays as it is."""
     chat: bool = False
     """Whether the guide is a system message, and prompts are what the user says."""
+    edit: Edit | None = None
+    """What is read at every step in place of all that is cached by then."""
     _open: list[ExitStack] = field(default_factory=list, repr=False)
 
     def __enter__(self) -> Any:
         """A fresh ``DynamicCache`` for one run of ``model.module`` or its ``generate``, whose calls
         are looked at; see :func:`kvtransfer.hf.graft.grafted`."""
         stack = ExitStack()
-        cache = stack.enter_context(grafted(self.model, self.prefix))
+        cache = stack.enter_context(grafted(self.model, self.prefix, edit=self.edit))
         self._open.append(stack)
         return cache
 
     def __exit__(self, *raised: object) -> None:
         self._open.pop().close()
+
+    def edited(self, edit: Edit, *, every_step: bool = False) -> "Graft":
+        """The same guide, its cache edited once, or at every step anew; this one stays as it is.
+
+        At every step the edit sees live and written tokens too, and edits do not add up.
+
+        >>> pack["harbour"].graft(model).edited(Ablate("removed", layers="mid"))
+        """
+        if every_step:
+            return replace(self, edit=edit, _open=[])
+        return replace(self, prefix=edit(self.prefix), _open=[])
 
     def joined(self, prompt: str, *, seam: Seam = "strict") -> Joint:
         """The ids of guide and ``prompt``, tokenized at once; see :func:`guides.seam.split` and, of
@@ -67,17 +82,22 @@ class Graft:
         return joint
 
     def stream(
-        self, prompt: str, *, seam: Seam = "strict", max_new_tokens: int = 128
+        self, prompt: str | Joint, *, seam: Seam = "strict", max_new_tokens: int = 128
     ) -> Iterator[str]:
         """Yield greedy text after the guide and ``prompt``, piece by piece.
 
         Where the seam moves back, so much of the prefix is left out, and its text is read live.
 
+        Args:
+            prompt: What follows the guide, or what :meth:`joined` made of it.
+            seam: As of :meth:`joined`, where it was not asked before.
+            max_new_tokens: Pieces may be fewer: a character can take several tokens.
+
         Raises:
             SeamError: no token ends between the two (strict), or anywhere in the guide.
             CacheLayoutError: together they are longer than the model's positions.
         """
-        joint = self.joined(prompt, seam=seam)
+        joint = prompt if isinstance(prompt, Joint) else self.joined(prompt, seam=seam)
         prefix = self.prefix.prefix(self.prefix.tokens - joint.moved_tokens)
         length, limit = prefix.tokens + len(joint.live), self.model.max_positions
         if limit is not None and length + max_new_tokens - 1 > limit:
@@ -86,13 +106,7 @@ class Graft:
                 f"{self.model.spec.name} reads at most {limit}",
                 hint=f"ask for {max(limit - length + 1, 0)} at most (--max-new-tokens)",
             )
-        tokens: list[int] = []
-        told = text = ""
-        for token in generate(self.model, joint.live, prefix, max_new_tokens=max_new_tokens):
-            tokens.append(token)
-            text = self.model.decode(torch.tensor(tokens))
-            if not text.endswith("\ufffd"):  # half a character: the rest of it comes next
-                yield text.removeprefix(told)
-                told = text
-        if text != told:  # it ended in the midst of one
-            yield text.removeprefix(told)
+        tokens = generate(
+            self.model, joint.live, prefix, max_new_tokens=max_new_tokens, edit=self.edit
+        )
+        yield from pieces(self.model.decode, tokens)

@@ -56,6 +56,28 @@ FAILURES = {
     ),
     "a dtype that nobody has": (FIT + "--data {prose} --dtype float99", "no dtype 'float99'"),
     "a device that nobody has": (FIT + "--data {prose} --device abacus", "device 'abacus'"),
+    # edits
+    "an edit that nobody knows": (
+        MAPPED + "--conditions own,mapped+Twist(1)",
+        "no intervention is called 'Twist'",
+    ),
+    "an edit of layers that are not there": (
+        MAPPED + "--conditions mapped+Scale(0.5,layers=9-20)",
+        "no layer ",
+    ),
+    "an edit whose arguments are none": (
+        MAPPED + "--conditions mapped+Scale(0.5,nan)",
+        "part is nan",
+    ),
+    "a vector that is nowhere": (MAPPED + "--vector v={root}/nowhere", "no steering vector at"),
+    "an ablation of layers that are not there": (
+        "ablate {source} --layers 77",
+        "no layer 77 in a model of",
+    ),
+    "an ablation without questions": (
+        "ablate {source} --guides {root}/missing.jsonl",
+        "no guide file at",
+    ),
     # mappings
     "no such mapping": (EVAL + "--mapping {root}/nowhere", "no mapping at"),
     "a mapping for another pair": (
@@ -102,6 +124,7 @@ FAILURES = {
 }
 
 MISTAKES = {
+    "a vector without a name": (MAPPED + "--vector {root}", "--vector is a new name and a folder"),
     "no source layers": (FIT + "--layers 0", "--layers is a positive number"),
     "layers that are no number": (FIT + "--layers some", "--layers is a positive number"),
     "more source layers than there are": (FIT + "--data {prose} --layers 9", "9 source layers"),
@@ -119,8 +142,8 @@ MISTAKES = {
         "fit {source} {target} --out {out} --solver auto --budget huge",
         "a size such as 9.6MB",
     ),
-    "an unknown scale": (FIT + "--scale log", "--scale is one of"),
-    "an unknown selection": (FIT + "--select best", "--select is one of"),
+    "an unknown scale": (FIT + "--scale log", "Invalid value for '--scale'"),
+    "an unknown selection": (FIT + "--select best", "Invalid value for '--select'"),
     "a strength on a scale without one": (FIT + "--scale absolute", "an absolute strength must be"),
     "a start beyond the target": (FIT + "--data {prose} --start 99", "a start of 99 layers"),
     "a start before the target": (FIT + "--start -1", "start must be"),
@@ -131,8 +154,8 @@ MISTAKES = {
         FIT + "--heatmap {out}.txt",
         "a picture ends in .png or .svg",
     ),
-    "an unknown storage": (FIT + "--storage paper", "--storage is one of"),
-    "unknown products": (FIT + "--products exact", "--products is one of"),
+    "an unknown storage": (FIT + "--storage paper", "Invalid value for '--storage'"),
+    "unknown products": (FIT + "--products exact", "Invalid value for '--products'"),
     "an unknown condition": (MAPPED + "--conditions own,magic", "no condition magic"),
     "a share that is no number": (MAPPED + "--recompute 0.1,x", "such as 0.1,0.15, not '0.1,x'"),
     "no share": (MAPPED + "--recompute ''", "such as 0.1,0.15, not ''"),

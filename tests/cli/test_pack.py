@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from kvtransfer.geometry.cache import KVCache
 from kvtransfer.guides.pack import GuidePack
+from kvtransfer.hf.edited import Edit
 from kvtransfer.hf.model import load
 from kvtransfer.hf.run import generate, prefill
+from kvtransfer.steering.interventions import Lag, Scale
 
 from .conftest import Done, Run
 
@@ -55,6 +58,29 @@ def test_text_after_a_guide_is_text_after_its_words(run: Run, places: dict[str, 
     assert streamed.stdout == found["text"] + "\n"
 
 
+def test_text_after_an_edited_guide_is_text_on_the_edit(run: Run, places: dict[str, Path]) -> None:
+    ask = ("pack", "generate", places["pack"], "guide-1", "--prompt", PROMPT, "--json")
+    options = ("--max-new-tokens", "8", "--model", places["source"])
+
+    once = document(run(*ask, *options, "--edit", "Scale(0.3,values)+Lag(1)"))
+    always = document(run(*ask, *options, "--edit", "Scale(0.3,values)", "--every-step"))
+    nothing = document(run(*ask, *options, "--edit", "Scale(1.0)"))
+
+    model = load(str(places["source"]))
+    guide = GuidePack.from_pretrained(places["pack"])["guide-1"]
+    joint = guide.graft(model).joined(PROMPT)
+
+    def written(edit: Edit | None, prefix: KVCache) -> str:
+        return model.decode(list(generate(model, joint.live, prefix, max_new_tokens=8, edit=edit)))
+
+    prefix = guide.restore(model)
+    quieter = Scale(0.3, "values")
+    assert written(None, Lag(1)(quieter(prefix))).startswith(once["text"])
+    assert written(quieter, prefix).startswith(always["text"])
+    assert written(None, prefix).startswith(nothing["text"])
+    assert len({once["text"], always["text"], nothing["text"]}) == 3
+
+
 def test_a_pack_goes_to_another_model(run: Run, places: dict[str, Path], tmp_path: Path) -> None:
     done = run(
         "pack", "transfer", places["pack"], "--mapping", places["mapping"],
@@ -67,6 +93,19 @@ def test_a_pack_goes_to_another_model(run: Run, places: dict[str, Path], tmp_pat
     restored = GuidePack.from_pretrained(tmp_path / "to")["guide-1"].restore(target)
     own = prefill(target, target.encode(TEXT)[None])
     assert [keys.shape for keys in restored.keys] == [keys.shape for keys in own.keys]
+
+
+def test_the_device_of_a_transfer_is_used_without_a_target_too(
+    run: Run, places: dict[str, Path], tmp_path: Path
+) -> None:
+    move = ("pack", "transfer", places["pack"], "--mapping", places["mapping"], "--out")
+
+    done = run(*move, tmp_path / "to", "--device", "nowhere")
+
+    assert (done.code, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: device 'nowhere'")
+    assert not (tmp_path / "to").exists()
+    assert run(*move, tmp_path / "to", "--device", "cpu").code == 0
 
 
 def test_a_pack_is_measured_as_one_more_condition(run: Run, places: dict[str, Path]) -> None:

@@ -8,8 +8,9 @@ from kvtransfer.steering.interventions.lag import Lag
 from kvtransfer.steering.interventions.replace import Replace
 from kvtransfer.steering.interventions.scale import Scale
 from kvtransfer.steering.interventions.shuffle import Shuffle
+from kvtransfer.steering.interventions.steer import Steer
 
-INTERVENTIONS = (Ablate, Bank, ForgetRotation, Interpolate, Lag, Replace, Scale, Shuffle)
+INTERVENTIONS = (Ablate, Bank, ForgetRotation, Interpolate, Lag, Replace, Scale, Shuffle, Steer)
 """Every one of them, as expressions name them (:mod:`kvtransfer.steering.expression`)."""
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "Replace",
     "Scale",
     "Shuffle",
+    "Steer",
 ]
