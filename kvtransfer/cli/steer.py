@@ -59,11 +59,11 @@ def extract(
     Says so where the pairs hardly differ, and writes the vector all the same.
     """
     with foreseen():
-        from kvtransfer.artifact import refuse_foreign
         from kvtransfer.hf.model import load
         from kvtransfer.hf.quiet import quiet
         from kvtransfer.steering.extract import extract as read_off
         from kvtransfer.steering.pairs import read_pairs
+        from kvtransfer.steering.vector import refuse_foreign
 
         quiet()
         told = read_pairs(pairs)

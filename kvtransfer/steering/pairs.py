@@ -94,12 +94,17 @@ def prompt_ids(model: LanguageModel, said: Said, *, chat: bool = False) -> Int[T
 
     Raises:
         SteeringError: there is no chat template, or it refuses the conversation.
-        TextError: nothing is said.
+        TextError: nothing is said, or half a character.
     """
     if isinstance(said, str) and not said.strip():
         raise TextError("an empty prompt", hint="say something")
-    if isinstance(said, str) and not chat:
-        return model.opened(model.encode(said))
+    text = said if isinstance(said, str) and not chat else _rendered(model, said)
+    if any("\ud800" <= letter <= "\udfff" for letter in text):  # JSON can spell one
+        raise TextError(f"a prompt holds half a character: {text[:60]!r}", hint="leave it out")
+    return model.opened(model.encode(text))
+
+
+def _rendered(model: LanguageModel, said: Said) -> str:
     turns: Sequence[Message] = (
         [{"role": "user", "content": said}] if isinstance(said, str) else said
     )
@@ -109,15 +114,16 @@ def prompt_ids(model: LanguageModel, said: Said, *, chat: bool = False) -> Int[T
             hint="give prompts as plain text, without chat",
         )
     try:
-        text = model.tokenizer.apply_chat_template(
-            [dict(turn) for turn in turns], tokenize=False, add_generation_prompt=True
+        return str(
+            model.tokenizer.apply_chat_template(
+                [dict(turn) for turn in turns], tokenize=False, add_generation_prompt=True
+            )
         )
     except Exception as error:  # a template is a program, and raises what it likes
         raise SteeringError(
             f"the chat template of {model.spec.name} refuses the conversation: {first_line(error)}",
             hint="some know no system message; roles take turns, beginning with the user",
         ) from error
-    return model.opened(model.encode(str(text)))
 
 
 def read_alike(one: Int[Tensor, " s"], other: Int[Tensor, " t"], at: int) -> bool:

@@ -224,6 +224,9 @@ def test_a_conversation_without_a_template_is_refused(
         prompt_ids(talking, [{"role": "system", "content": "a"}])
     with pytest.raises(TextError, match="an empty prompt"):
         prompt_ids(talking, " ", chat=True)
+    for chat in (False, True):
+        with pytest.raises(TextError, match="half a character"):
+            prompt_ids(talking, "a \ud83d b", chat=chat)
 
 
 # Files of pairs
