@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from kvtransfer.hf.relocate import relocate
     from kvtransfer.hf.run import generate, prefill, score
     from kvtransfer.hf.start import begin
+    from kvtransfer.steering.battery import battery
     from kvtransfer.steering.chain import chain
     from kvtransfer.steering.extract import extract
     from kvtransfer.steering.interventions import (
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
         Shuffle,
         Steer,
     )
+    from kvtransfer.steering.persona import read_persona
     from kvtransfer.steering.sweep import sweep
     from kvtransfer.steering.vector import CacheVector
 
@@ -77,6 +79,7 @@ HOMES = {
     "Steer": "steering.interventions.steer",
     "ablate": "evaluation.ablation",
     "adopt": "hf.adopt",
+    "battery": "steering.battery",
     "begin": "hf.start",
     "bench": "guides.bench",
     "builtin": "fitting.texts",
@@ -95,6 +98,7 @@ HOMES = {
     "probe": "fitting.probe",
     "profile_groups": "guides.group_profile",
     "read_guides": "guides.guide",
+    "read_persona": "steering.persona",
     "read_schema": "guides.schema",
     "recompute": "guides.recompute",
     "refine": "fitting.refine",
@@ -132,6 +136,7 @@ __all__ = [
     "Steer",
     "ablate",
     "adopt",
+    "battery",
     "begin",
     "bench",
     "builtin",
@@ -150,6 +155,7 @@ __all__ = [
     "probe",
     "profile_groups",
     "read_guides",
+    "read_persona",
     "read_schema",
     "recompute",
     "refine",

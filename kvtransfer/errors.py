@@ -7,12 +7,14 @@ KVTransferError
 ├── CacheLayoutError     a cache is not shaped the way its spec promises
 ├── RotationError        rotating what is rotated, or the reverse, or without a table
 ├── TextError            a text or guide file is missing, empty, broken or too short
+├── PersonaError         a persona's file is missing, broken, or lacks what a battery needs
 ├── SchemaError          a schema of prompt modules is malformed, or a prompt does not follow it
 ├── SeamError            prefix and live text do not meet at a token boundary
 ├── SteeringError        an edit of a cache names what is not there, or is no number
 ├── UnderdeterminedFit   fewer tokens than the map has unknowns
 ├── BudgetError          no map is as small, or as quick, as was asked
 ├── ArtifactError        a saved file is missing, malformed, or for another model
+├── WrongKind            an argument is of another kind than is needed; a TypeError, too
 └── DeviceError          the device is absent or lacks the dtype
 
 Programming mistakes stay ValueError and TypeError.
@@ -51,6 +53,10 @@ class TextError(KVTransferError):
     """A text or guide file is missing, empty, broken or too short."""
 
 
+class PersonaError(KVTransferError):
+    """A persona's file is missing, broken, or lacks what a battery needs."""
+
+
 class SchemaError(KVTransferError):
     """A schema of prompt modules is malformed, or a prompt does not follow it."""
 
@@ -80,6 +86,25 @@ class BudgetError(KVTransferError):
 
 class ArtifactError(KVTransferError):
     """A saved file is missing, malformed, or for another model."""
+
+
+class WrongKind(KVTransferError, TypeError):
+    """An argument is of another kind than is needed: a path where an opened thing is, say."""
+
+    def __init__(self, what: str, given: object, wanted: str, *, hint: str) -> None:
+        kind = type(given).__name__
+        # Of a model or a tensor its kind says more than pages of numbers would.
+        plain = given is None or isinstance(given, str | int | float)
+        shown = f"{repr(given)[:40]} ({kind})" if plain else f"of kind {kind}"
+        super().__init__(f"{what} is {shown}, not {wanted}", hint=hint)
+
+
+def require(
+    what: str, given: object, kind: type | tuple[type, ...], wanted: str, *, hint: str
+) -> None:
+    """Raise WrongKind unless ``given`` is of ``kind``; True and False are no numbers here."""
+    if not isinstance(given, kind) or isinstance(given, bool):
+        raise WrongKind(what, given, wanted, hint=hint)
 
 
 class DeviceError(KVTransferError):

@@ -1,5 +1,6 @@
 """What a result carries beside its numbers: intervals, and where it came from."""
 
+import io
 import json
 import platform
 import shlex
@@ -9,7 +10,9 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
+
+from kvtransfer.errors import ArtifactError
 
 PACKAGES = ("kvtransfer", "torch", "transformers", "numpy", "scikit-learn")
 
@@ -71,9 +74,50 @@ class Provenance:
         return asdict(self)
 
 
+def plain(estimate: Estimate | None) -> dict[str, float | int | None] | None:
+    """An estimate for JSON, or null where there is none."""
+    return None if estimate is None else estimate.to_dict()
+
+
 def to_json(document: Any) -> str:
     """Stable text: sorted keys, so that two reports can be diffed; NaN is refused."""
     return json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
+
+
+@runtime_checkable
+class Reported(Protocol):
+    """What prints as a table and has stable JSON."""
+
+    def __rich__(self) -> Any:
+        """The table."""
+
+    def to_json(self) -> str:
+        """Stable text."""
+
+
+def write_report(report: Reported, folder: Path) -> None:
+    """Write ``report.json`` and ``report.txt`` to ``folder``, each whole or not at all.
+
+    Raises:
+        ArtifactError: the folder cannot be written.
+    """
+    from rich.console import Console
+
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(report)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in (
+            ("report.json", report.to_json()),
+            ("report.txt", console.export_text()),
+        ):
+            part = folder / f".{name}.part"
+            part.write_text(text + "\n", encoding="utf-8")
+            part.replace(folder / name)
+    except OSError as error:
+        raise ArtifactError(
+            f"{folder} cannot be written: {error.strerror or error}", hint="choose another --out"
+        ) from error
 
 
 def _version(package: str) -> str | None:

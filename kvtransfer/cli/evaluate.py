@@ -64,13 +64,13 @@ def evaluate(
         from kvtransfer.evaluation.conditions import CONDITIONS
         from kvtransfer.evaluation.evaluate import BUILTIN_GUIDES
         from kvtransfer.evaluation.evaluate import evaluate as run
-        from kvtransfer.evaluation.report import write_report
         from kvtransfer.fitting.mapping import KVMapping
         from kvtransfer.fitting.texts import builtin, read_all
         from kvtransfer.guides.guide import read_guides
         from kvtransfer.guides.pack import GuidePack
         from kvtransfer.hf.model import load
         from kvtransfer.hf.quiet import quiet
+        from kvtransfer.report import write_report
         from kvtransfer.steering.expression import entries
 
         quiet()

@@ -47,11 +47,11 @@ def fit(
         ),
     ] = None,
     scale: Annotated[
-        str,
+        Literal["relative", "absolute"],
         typer.Option(help="What --strength is relative to: 'relative', or 'absolute' (the paper)."),
     ] = "relative",
     selection: Annotated[
-        str,
+        Literal["top", "greedy"],
         typer.Option(
             "--select",
             help="Source layers: the 'top' ones alone (the paper), or 'greedy', each time the one "
@@ -85,7 +85,7 @@ def fit(
         typer.Option(help="Draw how much each source layer explains of each target layer (.png)."),
     ] = None,
     features: Annotated[
-        str,
+        Literal["same", "both"],
         typer.Option(
             help="What a target's keys and values are read from: 'same' (the source's of the same "
             "kind, the paper's) or 'both' (its keys and values together)."
@@ -99,9 +99,12 @@ def fit(
         ),
     ] = 0,
     rank: Annotated[int | None, typer.Option(help="Reduce each layer's map to this rank.")] = None,
-    storage: Annotated[str, typer.Option(help="float32, bfloat16 or int8.")] = "float32",
+    storage: Annotated[
+        Literal["float32", "bfloat16", "int8"], typer.Option(help="What the maps are saved in.")
+    ] = "float32",
     products: Annotated[
-        str, typer.Option(help="auto, float64 or float32 products in a batch (sums are float64).")
+        Literal["auto", "float64", "float32"],
+        typer.Option(help="Dtype of the products in a batch (sums are float64)."),
     ] = "auto",
     batch: Annotated[int, typer.Option(help="Sequences read at once.")] = 4,
     seed: Annotated[int, typer.Option(help="Of the permutation behind the shuffled control.")] = 0,
@@ -116,12 +119,6 @@ def fit(
     """
     with foreseen():
         settings_of_layers = _layers(layers)
-        stored = cast(Literal["float32", "bfloat16", "int8"], storage)
-        _one_of("--storage", storage, ("float32", "bfloat16", "int8"))
-        _one_of("--features", features, ("same", "both"))
-        _one_of("--scale", scale, ("relative", "absolute"))
-        _one_of("--select", selection, ("top", "greedy"))
-        _one_of("--products", products, ("auto", "float64", "float32"))
         if budget is not None and solver != "auto":
             raise ValueError("--budget is for --solver auto, which has maps to choose from")
         from kvtransfer import artifact
@@ -146,15 +143,15 @@ def fit(
             layers=settings_of_layers,
             solver=cast(Any, solver),
             strength=strength,
-            scale=cast(Literal["relative", "absolute"], scale),
+            scale=scale,
             rank=rank,
             gain=gain,
-            features=cast(Literal["same", "both"], features),
-            selection=cast(Literal["top", "greedy"], selection),
+            features=features,
+            selection=selection,
             first=first,
             before=before,
             start=start,
-            products=cast(Literal["auto", "float64", "float32"], products),
+            products=products,
             batch=batch,
             seed=seed,
             network=NetworkSettings(seed=seed),
@@ -180,13 +177,13 @@ def fit(
         stages |= {"rows": read, "train": depth} if solver == "mlp" else {}
         stages |= {"refine": refine} if refine else {}
         with bars(**stages) as advance:
-            report = run(*models, texts, settings, budget=bound, storage=stored, progress=advance)
+            report = run(*models, texts, settings, budget=bound, storage=storage, progress=advance)
             if steps is not None:
                 found = improve(
                     report.mapping, *models, kept, steps, progress=lambda n: advance("refine", n)
                 )
                 report = report.refined_by(found)
-        report.mapping.save_pretrained(out, dtype=stored)
+        report.mapping.save_pretrained(out, dtype=storage)
         if heatmap is not None and report.ranking is not None:
             save_heatmap(
                 report.ranking,

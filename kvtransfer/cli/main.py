@@ -7,6 +7,7 @@ import typer
 
 from kvtransfer.cli import (
     ablate,
+    battery,
     bench,
     check,
     demo,
@@ -36,6 +37,7 @@ app.add_typer(pack.app, name="pack")
 app.add_typer(steer.app, name="steer")
 app.command("verify")(verify.verify)
 app.command("ablate")(ablate.ablate)
+app.command("battery")(battery.battery)
 app.command("bench")(bench.bench)
 app.command("demo")(demo.demo)
 

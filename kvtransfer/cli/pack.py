@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -51,9 +51,9 @@ def build(
                 load(model, dtype=dtype, device=device),
                 texts,
                 chat=chat,
+                into=out,
                 progress=lambda tokens: advance("read", 1),
             )
-        made.save_pretrained(out)
         show(made, made.to_json() if as_json else None)
 
 
@@ -112,9 +112,10 @@ def transfer(
                 fitted,
                 target=reader,
                 dtype=dtype,
+                device=device,
+                into=out,
                 progress=lambda tokens: advance("map", 1),
             )
-        made.save_pretrained(out)
         show(made, made.to_json() if as_json else None)
 
 
@@ -127,7 +128,7 @@ def generate(
         str | None, typer.Option(help="The pack's model, where it lies elsewhere now.")
     ] = None,
     seam: Annotated[
-        str,
+        Literal["strict", "back-off"],  # as guides.seam has it, and without importing torch
         typer.Option(
             help="Where no token ends between guide and prompt: refuse (strict), or read the "
             "guide's last tokens live (back-off)."
@@ -150,11 +151,12 @@ def generate(
         guide, made_by = found[name], found.maker.spec
         reader = load(model or made_by.name, dtype=dtype or made_by.dtype, device=device)
         graft = guide.graft(reader, cast=cast)
-        moved = graft.joined(prompt, seam=seam).moved  # type: ignore[arg-type]  # looked at there
+        joint = graft.joined(prompt, seam=seam)
+        moved = joint.moved
         if moved is not None and not as_json:
             print(f"note: {moved}", file=sys.stderr)
         pieces = []
-        for piece in graft.stream(prompt, seam=seam, max_new_tokens=max_new_tokens):  # type: ignore[arg-type]
+        for piece in graft.stream(joint, max_new_tokens=max_new_tokens):
             pieces.append(piece)
             if not as_json:
                 sys.stdout.write(piece)

@@ -40,8 +40,9 @@ def verify(
     """Is a hidden guide read exactly as if it stood in the prompt?
 
     The same token ids are read in five ways, from recomputing everything to a guide restored from
-    a saved pack, and compared: ids, logits, greedy and drawn text. Exit 1 on a fault: a difference
-    that rounding does not explain.
+    a saved pack, and compared: ids, logits, greedy and drawn text. Attention that the model does
+    not have is left out, and the report says so. Exit 1 on a fault, a difference that rounding does
+    not explain: then the report's verdict names it. An error exits 1, too, with no report.
     """
     with foreseen():
         from kvtransfer.evaluation.evaluate import BUILTIN_GUIDES

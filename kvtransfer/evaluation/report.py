@@ -1,16 +1,13 @@
 """The evaluation's result: tables for people, JSON for scripts, one sentence for the hurried."""
 
-import io
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kvtransfer.errors import ArtifactError
 from kvtransfer.evaluation.conditions import CONDITIONS, CONTROLS
 from kvtransfer.evaluation.curve import condition_of, curve, curve_table
 from kvtransfer.evaluation.guide_items import GuideResult
@@ -173,29 +170,6 @@ class EvalReport:
     def _repaired(self) -> set[str]:
         """The conditions whose tokens were partly read again."""
         return {condition_of(share) for share in self.shares if share}
-
-
-def write_report(report: EvalReport, folder: Path) -> None:
-    """Write ``report.json`` and ``report.txt`` to ``folder``, each whole or not at all.
-
-    Raises:
-        ArtifactError: the folder cannot be written.
-    """
-    console = Console(width=120, record=True, file=io.StringIO())
-    console.print(report)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in (
-            ("report.json", report.to_json()),
-            ("report.txt", console.export_text()),
-        ):
-            part = folder / f".{name}.part"
-            part.write_text(text + "\n", encoding="utf-8")
-            part.replace(folder / name)
-    except OSError as error:
-        raise ArtifactError(
-            f"{folder} cannot be written: {error.strerror or error}", hint="choose another --out"
-        ) from error
 
 
 def _percent(estimate: Estimate | None) -> str:

@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from kvtransfer.report import Estimate, Provenance, to_json
+from kvtransfer.report import Estimate, Provenance, plain, to_json
 
 Control = Literal["shuffled", "zeroed"]
 
@@ -105,8 +105,8 @@ class Diagnosis:
             "prefix_tokens": self.prefix,
             "continuation_tokens": self.continuation,
             "control": self.control,
-            "attention_cosine": None if self.cosine is None else self.cosine.to_dict(),
-            "margin": None if self.margin is None else self.margin.to_dict(),
+            "attention_cosine": plain(self.cosine),
+            "margin": plain(self.margin),
             "layers": [
                 {
                     "target": layer.target,

@@ -152,7 +152,7 @@ def require_drawable(path: Path) -> None:
         raise ValueError(f"a picture ends in {' or '.join(SUFFIXES)}, not {path.suffix!r}")
     if find_spec("matplotlib") is None:
         raise KVTransferError(
-            "a heat map is drawn with matplotlib, which is not installed",
+            "pictures are drawn with matplotlib, which is not installed",
             hint="pip install 'kvtransfer[plot]'",
         )
 

@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from kvtransfer.report import Estimate, Provenance, to_json
+from kvtransfer.report import Estimate, Provenance, plain, to_json
 
 Verdict = Literal["transfers", "doubtful", "does not transfer"]
 
@@ -95,7 +95,7 @@ class ProbeReport:
             "judged": self.judged,
             "score": self.score.to_dict(),
             "enough": ENOUGH,
-            "reference": None if self.reference is None else self.reference.to_dict(),
+            "reference": plain(self.reference),
             "layers": [None if math.isnan(each) else each for each in self.layers],
             "prefix_worth": self.prefix_worth.to_dict(),
             "target_nll": self.nll.to_dict(),

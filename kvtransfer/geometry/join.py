@@ -1,13 +1,13 @@
 """Put caches together, as values: one after another in one row, or as rows of one batch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kvtransfer.errors import CacheLayoutError
+from kvtransfer.errors import CacheLayoutError, WrongKind, require
 from kvtransfer.geometry.cache import KVCache, once_each
 from kvtransfer.geometry.hidden import each, filled, plain
 from kvtransfer.geometry.rotation import Rotation
@@ -15,7 +15,7 @@ from kvtransfer.geometry.rotation import Rotation
 Rotations = tuple[Rotation | None, ...]
 
 
-def one_after_another(pieces: Sequence[KVCache]) -> KVCache:
+def one_after_another(pieces: Iterable[KVCache]) -> KVCache:
     """The tokens of all pieces in one cache, in that order, at the positions that they have.
 
     Nothing is turned, and nothing is said of what the pieces did not see of each other.
@@ -24,6 +24,7 @@ def one_after_another(pieces: Sequence[KVCache]) -> KVCache:
         CacheLayoutError: there is none, or they differ in model, layers, heads, widths, dtype,
             device, batch or kind of keys.
     """
+    pieces = several(pieces, "piece")
     first = _alike(pieces, "piece")
     for number, piece in enumerate(pieces, 1):
         piece.require_plain("put one after another")
@@ -41,7 +42,7 @@ def one_after_another(pieces: Sequence[KVCache]) -> KVCache:
     )
 
 
-def stack(caches: Sequence[KVCache]) -> KVCache:
+def stack(caches: Iterable[KVCache]) -> KVCache:
     """The rows of all caches as one batch: different prefixes for different prompts.
 
     Shorter ones are padded at the left, with columns that hold nothing. ``score`` and ``grafted``
@@ -52,7 +53,9 @@ def stack(caches: Sequence[KVCache]) -> KVCache:
     Raises:
         CacheLayoutError: there is none, or they differ in model, layers, heads, widths, dtype,
             device or kind of keys.
+        WrongKind: they are no caches.
     """
+    caches = several(caches, "cache")
     first = _alike(caches, "cache")
     length = max(cache.tokens for cache in caches)
     padding = torch.cat([length - cache.mask.sum(dim=1) for cache in caches])
@@ -157,6 +160,26 @@ def behind(cache: KVCache, tokens: int) -> KVCache:
             lambda table: replace(table, cos=table.cos[:, tokens:], sin=table.sin[:, tokens:]),
         ),
     )
+
+
+def require_cache(cache: object, what: str = "cache") -> None:
+    """Raise WrongKind unless ``cache`` is a KVCache."""
+    hint = "prefill(model, ids) makes one, adopt(model, cache, ids) one of a cache of transformers"
+    require(what, cache, KVCache, "a KVCache", hint=hint)
+
+
+def several(caches: object, word: str) -> tuple[KVCache, ...]:
+    """Caches that a list holds or a generator gives.
+
+    Raises:
+        WrongKind: something else is there. One cache alone gives its layers, which are no caches.
+    """
+    if isinstance(caches, KVCache) or not isinstance(caches, Iterable):
+        raise WrongKind(f"what holds the {word}s", caches, "a list", hint="[one, other], or [one]")
+    found = tuple(caches)
+    for number, cache in enumerate(found, 1):
+        require_cache(cache, f"{word} {number}")
+    return found
 
 
 def _alike(caches: Sequence[KVCache], word: str) -> KVCache:

@@ -54,7 +54,7 @@ class CachedArm:
         for piece in pieces:
             with torch.no_grad():
                 logits = reader(piece[None], last=True)[0, -1]
-        return cls(ids=torch.cat(pieces), first=_plain(logits), uniform=uniform, reader=reader)
+        return cls(ids=torch.cat(pieces), first=_comparable(logits), uniform=uniform, reader=reader)
 
     @classmethod
     def on(
@@ -78,7 +78,7 @@ class CachedArm:
     def follow(self, history: Int[Tensor, "r n"]) -> Float[Tensor, "r v"]:
         """The logits after the prompt and ``history``, one column longer at every call."""
         with torch.no_grad():
-            return _plain(self.reader(history[:, -1:], last=True)[:, -1])
+            return _comparable(self.reader(history[:, -1:], last=True)[:, -1])
 
     def layers(self) -> tuple[tuple[Tensor, Tensor], ...]:
         """Keys and values of every layer."""
@@ -106,7 +106,7 @@ class RecomputingArm:
         uniform: Float[Tensor, "n k"],
     ) -> "RecomputingArm":
         """One that looks at ``steps`` (0 is the first token) alone: each costs a whole reading."""
-        first = _plain(_afresh(model, ids[None])[0])
+        first = _comparable(_afresh(model, ids[None])[0])
         return cls(ids=ids, first=first, uniform=uniform, model=model, steps=steps)
 
     def widen(self, rows: int) -> None:
@@ -117,7 +117,7 @@ class RecomputingArm:
         if history.shape[1] not in self.steps:
             return None
         rows = torch.cat((self.ids.expand(len(history), -1), history), dim=1)
-        return _plain(_afresh(self.model, rows))
+        return _comparable(_afresh(self.model, rows))
 
     def layers(self) -> None:
         """It keeps none."""
@@ -132,7 +132,7 @@ def _afresh(model: LanguageModel, ids: Int[Tensor, "b t"]) -> Float[Tensor, "b v
         return Reader.over(model, None, rows=len(ids))(ids, last=True)[:, -1]
 
 
-def _plain(logits: Float[Tensor, "*b v"]) -> Float[Tensor, "*b v"]:
+def _comparable(logits: Float[Tensor, "*b v"]) -> Float[Tensor, "*b v"]:
     """In float32 on the CPU, where they can be compared."""
     found = logits.to("cpu", torch.float32, copy=True)
     if not bool((found < torch.inf).all()):  # NaN is not below it either

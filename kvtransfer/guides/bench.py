@@ -21,8 +21,8 @@ from kvtransfer.guides.bench_report import BenchReport, Cost
 from kvtransfer.guides.pack import GuidePack
 from kvtransfer.guides.ways import GUIDE, STEPS, WAYS, Case, Way
 from kvtransfer.hf.aligned import read_aligned
-from kvtransfer.hf.fits import check_room, check_tables
-from kvtransfer.hf.model import LanguageModel
+from kvtransfer.hf.fits import check_tables
+from kvtransfer.hf.model import LanguageModel, require_model
 from kvtransfer.report import Estimate, Provenance
 
 TOKENS = (64, 256, 1_024, 4_096)
@@ -57,6 +57,7 @@ def bench(
         CacheLayoutError: all lengths are left out.
     """
     require_positive(tokens, repeats)
+    require_model(target, "target")
     if (source is None) != (mapping is None):
         raise ValueError("a source and a mapping go together: give both, or neither")
     if source is not None and mapping is not None:
@@ -66,11 +67,10 @@ def bench(
     warm = False
     for length in sorted(set(tokens)):
         try:
-            text, ids = _text(target, length)
             for model in (target, source):
                 if model is not None:
-                    check_room(model, length + STEPS)
-                    check_tables(model, None, length, length + STEPS)
+                    _check_length(model, length)
+            text, ids = _text(target, length)
         except (CacheLayoutError, TextError) as error:
             left_out.append(f"{length:,} tokens: {error.message}")
             for _ in range(repeats):
@@ -113,6 +113,15 @@ def require_positive(tokens: Sequence[int], repeats: int) -> None:
         raise ValueError(f"{repeats} repeats of {list(tokens)} tokens: all must be positive")
 
 
+def _check_length(model: LanguageModel, length: int) -> None:
+    """Raise CacheLayoutError unless a prefix, and what is decoded after it, has room."""
+    limit = model.max_positions
+    if limit is not None and length + STEPS > limit:
+        more = "" if length > limit else f", and {STEPS} tokens are decoded after the prefix"
+        raise CacheLayoutError(f"{model.spec.name} reads at most {limit:,}{more}")
+    check_tables(model, None, length, length + STEPS)
+
+
 def _text(model: LanguageModel, length: int) -> tuple[str, Int[Tensor, "1 t"]]:
     """A text of exactly so many tokens, the tokenizer's opening included.
 
@@ -121,8 +130,11 @@ def _text(model: LanguageModel, length: int) -> tuple[str, Int[Tensor, "1 t"]]:
     """
     wanted = length - len(model.opening)
     prose = builtin("heldout")
+    paragraphs = 8 + wanted // 8
     for start in range(0, len(prose), 7):
-        ids = model.encode("\n\n".join(prose[start : start + 8 + wanted // 8]))[:wanted]
+        ids = model.encode("\n\n".join(prose[start : start + paragraphs]))[:wanted]
+        if len(ids) < wanted and start + paragraphs >= len(prose):
+            break  # there is no more of it, and later starts leave less
         text = model.decode(ids)
         # Cut anywhere, a text need not have the ids that it was cut from.
         if len(ids) == wanted > 0 and torch.equal(model.encode(text), ids):

@@ -7,7 +7,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from kvtransfer.report import Estimate, Provenance, to_json
+from kvtransfer.report import Estimate, Provenance, plain, to_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Cost:
             "name": self.name,
             "seconds": self.seconds,
             "against": self.against,
-            "ratio": None if self.ratio is None else self.ratio.to_dict(),
+            "ratio": plain(self.ratio),
         }
 
 
@@ -52,7 +52,7 @@ class BenchReport:
 
     def __bool__(self) -> bool:
         ratios = [each.ratio for each in self.costs if each.name == "restore"]
-        return all(ratio is not None and ratio.value < 1 for ratio in ratios)
+        return bool(ratios) and all(ratio is not None and ratio.value < 1 for ratio in ratios)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON shape that scripts rely on."""

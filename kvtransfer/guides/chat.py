@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from kvtransfer.errors import SeamError
-from kvtransfer.guides.seam import Joint, Seam, split
+from kvtransfer.guides.seam import Joint, Seam, check_kinds, split
 from kvtransfer.hf.model import opening_of
 from kvtransfer.hf.spans import TextTokenizer
 from kvtransfer.hf.spec import first_line
@@ -42,6 +42,7 @@ def split_chat(tokenizer: TextTokenizer, guide: str, live: str, *, seam: Seam = 
             or writes two begins of sequence; or as :func:`kvtransfer.guides.seam.split`.
         UnsupportedModel: as :func:`kvtransfer.guides.seam.split`.
     """
+    check_kinds(tokenizer, guide, live)
     head, prompt = _rendered(tokenizer, guide, live)
     joint = split(tokenizer, head, prompt[len(head) :], seam=seam)
     opening = opening_of(tokenizer)

@@ -6,7 +6,7 @@ above, they are of a token and what it saw, and it did not see what stands befor
 the result says that it is approximate, and why.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -16,9 +16,9 @@ from torch import Tensor
 
 from kvtransfer.errors import CacheLayoutError, KVTransferError, RotationError
 from kvtransfer.geometry.cache import KVCache
-from kvtransfer.geometry.join import behind, one_after_another
+from kvtransfer.geometry.join import behind, one_after_another, several
 from kvtransfer.hf.fits import check_fits
-from kvtransfer.hf.model import LanguageModel
+from kvtransfer.hf.model import LanguageModel, require_model
 from kvtransfer.hf.relocate import follow, relocate
 from kvtransfer.hf.run import read_at
 
@@ -27,7 +27,7 @@ NEAR = 0.5
 ordinary token, is the opening. An exact one is at 0, a mapped or dequantised one near by."""
 
 
-def concat(model: LanguageModel, pieces: Sequence[KVCache]) -> KVCache:
+def concat(model: LanguageModel, pieces: Iterable[KVCache]) -> KVCache:
     """The caches of several texts as one prefix, in the order given.
 
     The first piece stays as it is, bit for bit, and so does a piece alone. What the tokenizer puts
@@ -43,7 +43,10 @@ def concat(model: LanguageModel, pieces: Sequence[KVCache]) -> KVCache:
             model's positions; the piece is named.
         IncompatibleModels: a piece is another model's.
         RotationError: the model's keys cannot be moved, or its table changes with the length.
+        WrongKind: the pieces are no caches.
     """
+    require_model(model)
+    pieces = several(pieces, "piece")
     if not pieces:
         raise CacheLayoutError("no pieces to put together", hint="give at least one cache")
     for number, piece in enumerate(pieces, 1):
@@ -93,7 +96,7 @@ def _naming(number: int, count: int) -> Iterator[None]:
         raise type(error)(f"piece {number} of {count}: {error.message}", hint=error.hint) from error
 
 
-def _filled(pieces: Sequence[KVCache]) -> bool:
+def _filled(pieces: Iterable[KVCache]) -> bool:
     """Whether the pieces stand at positions 0, 1, 2, … without a gap."""
     positions = torch.cat([piece.positions for piece in pieces], dim=1)
     counted = torch.arange(positions.shape[1], device=positions.device)

@@ -14,7 +14,8 @@ from torch import Tensor
 
 Layers = tuple[tuple[Tensor, Tensor], ...]
 
-Cause = Literal["contents", "positions", "mask"]
+CacheCause = Literal["contents", "positions", "mask"]
+"""Those causes that caches tell of; :data:`kvtransfer.guides.rungs.Cause` has all of them."""
 
 LENGTHS = {torch.float32: 1e-4, torch.float64: 1e-4}
 """Up to which relative difference of their lengths two keys are one key, turned differently."""
@@ -79,7 +80,7 @@ class CacheGap:
             rounded=keys.dtype not in LENGTHS,
         )
 
-    def cause(self, noise: float) -> Cause | None:
+    def cause(self, noise: float) -> CacheCause | None:
         """What a difference beyond ``noise`` (relative; 0 where the bits are owed) comes from.
 
         None where nothing differs after the prompt: then it arises in decoding.

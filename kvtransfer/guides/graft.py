@@ -15,6 +15,7 @@ from kvtransfer.guides.chat import split_chat
 from kvtransfer.guides.seam import Joint, Seam, split
 from kvtransfer.hf.graft import grafted
 from kvtransfer.hf.model import LanguageModel
+from kvtransfer.hf.pieces import pieces
 from kvtransfer.hf.run import generate
 
 
@@ -67,17 +68,22 @@ class Graft:
         return joint
 
     def stream(
-        self, prompt: str, *, seam: Seam = "strict", max_new_tokens: int = 128
+        self, prompt: str | Joint, *, seam: Seam = "strict", max_new_tokens: int = 128
     ) -> Iterator[str]:
         """Yield greedy text after the guide and ``prompt``, piece by piece.
 
         Where the seam moves back, so much of the prefix is left out, and its text is read live.
 
+        Args:
+            prompt: What follows the guide, or what :meth:`joined` made of it.
+            seam: As of :meth:`joined`, where it was not asked before.
+            max_new_tokens: Pieces may be fewer: a character can take several tokens.
+
         Raises:
             SeamError: no token ends between the two (strict), or anywhere in the guide.
             CacheLayoutError: together they are longer than the model's positions.
         """
-        joint = self.joined(prompt, seam=seam)
+        joint = prompt if isinstance(prompt, Joint) else self.joined(prompt, seam=seam)
         prefix = self.prefix.prefix(self.prefix.tokens - joint.moved_tokens)
         length, limit = prefix.tokens + len(joint.live), self.model.max_positions
         if limit is not None and length + max_new_tokens - 1 > limit:
@@ -86,13 +92,5 @@ class Graft:
                 f"{self.model.spec.name} reads at most {limit}",
                 hint=f"ask for {max(limit - length + 1, 0)} at most (--max-new-tokens)",
             )
-        tokens: list[int] = []
-        told = text = ""
-        for token in generate(self.model, joint.live, prefix, max_new_tokens=max_new_tokens):
-            tokens.append(token)
-            text = self.model.decode(torch.tensor(tokens))
-            if not text.endswith("\ufffd"):  # half a character: the rest of it comes next
-                yield text.removeprefix(told)
-                told = text
-        if text != told:  # it ended in the midst of one
-            yield text.removeprefix(told)
+        tokens = generate(self.model, joint.live, prefix, max_new_tokens=max_new_tokens)
+        yield from pieces(self.model.decode, tokens)

@@ -7,6 +7,7 @@ makes the keys and values of all groups that begin there, so each first layer is
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -17,15 +18,15 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from kvtransfer.errors import TextError
+from kvtransfer.errors import TextError, require
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.guides.reuse import Group, lend
 from kvtransfer.hf.group import read_group
-from kvtransfer.hf.model import LanguageModel
+from kvtransfer.hf.model import LanguageModel, require_model
 from kvtransfer.hf.run import prefill, score
 from kvtransfer.measures.agreement import kl
 from kvtransfer.measures.intervals import SEED, Column, mean, mean_ratio
-from kvtransfer.report import Estimate, Provenance, to_json
+from kvtransfer.report import Estimate, Provenance, plain, to_json
 
 SHARE = 1 / 3
 SHOWN = 8
@@ -81,7 +82,7 @@ class GroupProfile:
                     "first": group.first,
                     "last": group.last,
                     "kl": mean(column).to_dict(),
-                    "recovered": _plain(self.recovered(group)),
+                    "recovered": plain(self.recovered(group)),
                 }
                 for group, column in sorted(self.groups.items())
             ],
@@ -147,6 +148,9 @@ def profile_groups(
         CacheLayoutError, IncompatibleModels, UnsupportedModel: the two are no siblings, or their
             layers cannot be told apart.
     """
+    require_model(source, "source")
+    require_model(target, "target")
+    require("share", share, Real, "a number", hint="1/3 is a third of the layers")
     depth = len(target.spec.layers)
     size = int(share * depth + 1e-9)
     if not 1 <= size <= depth:
@@ -215,7 +219,3 @@ def _batched(rows: list[KVCache]) -> KVCache:
         keys=tuple(map(torch.cat, zip(*(row.keys for row in rows), strict=True))),
         values=tuple(map(torch.cat, zip(*(row.values for row in rows), strict=True))),
     )
-
-
-def _plain(estimate: Estimate | None) -> dict[str, Any] | None:
-    return None if estimate is None else estimate.to_dict()

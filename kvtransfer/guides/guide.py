@@ -1,12 +1,12 @@
 """Guides, the questions asked after them, and the JSONL file that holds both."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvtransfer.errors import TextError
+from kvtransfer.errors import TextError, WrongKind, require
 
 EXAMPLE = '{"guide": "…", "items": [{"prompt": "…", "choices": ["…", "…"], "answer": 0}]}'
 
@@ -52,6 +52,33 @@ class Guide:
     name: str
     text: str
     items: tuple[Item, ...]
+
+
+Guides = Iterable[Guide | tuple[str, str]] | Mapping[str, str]
+"""Guides, or names and texts: as pairs, or as a dict."""
+
+READ = "read_guides(path) reads a file; in Python, [(name, text), …] or {name: text, …}"
+
+
+def guides_of(given: Guides) -> Iterator[Guide]:
+    """Each of them as a guide; one that is a name and a text has no questions.
+
+    Raises:
+        WrongKind: it is something else, such as a path, or a text without a name.
+    """
+    if isinstance(given, str | Guide) or not isinstance(given, Iterable):
+        raise WrongKind("what holds the guides", given, "a list or a dict", hint=READ)
+    for each in given.items() if isinstance(given, Mapping) else given:
+        if isinstance(each, Guide):
+            yield each
+            continue
+        pair = tuple(each) if isinstance(each, tuple | list) else ()
+        if len(pair) != 2:
+            raise WrongKind("a guide", each, "a Guide, or a name and its text", hint=READ)
+        name, text = pair
+        require("the name of a guide", name, str, "a text", hint=READ)
+        require(f"the guide {name!r}", text, str, "a text", hint=READ)
+        yield Guide(name, text, items=())
 
 
 def read_guides(path: str | Path, *, questions: bool = True) -> tuple[Guide, ...]:

@@ -7,7 +7,7 @@ text, drawn text.
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,17 +15,17 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from kvtransfer.errors import TextError
+from kvtransfer.errors import CacheLayoutError, DeviceError, TextError, UnsupportedModel
 from kvtransfer.guides.arms import Arm, CachedArm, RecomputingArm
 from kvtransfer.guides.chat import split_chat
 from kvtransfer.guides.climb import Comparison, climb, numbers
-from kvtransfer.guides.guide import Guide
+from kvtransfer.guides.guide import Guide, Guides, guides_of
 from kvtransfer.guides.ladder_report import Climb, LadderReport
 from kvtransfer.guides.pack import GuidePack
 from kvtransfer.guides.packed import PackedGuide
 from kvtransfer.guides.seam import Joint, split
 from kvtransfer.hf.fits import check_room, check_tables
-from kvtransfer.hf.model import DTYPES, LanguageModel
+from kvtransfer.hf.model import DTYPES, LanguageModel, require_model
 from kvtransfer.hf.run import Reader, prefill
 from kvtransfer.hf.variants import attending, in_dtype
 from kvtransfer.report import Provenance
@@ -64,7 +64,7 @@ class Prompt:
 
 def verify(
     model: LanguageModel,
-    guides: Iterable[Guide],
+    guides: Guides,
     *,
     tokens: int = 400,
     seeds: int = 4,
@@ -80,7 +80,8 @@ def verify(
     Args:
         model: To be verified. Its attention implementation is changed and put back; another
             dtype is that of a copy.
-        guides: Each is hidden, and its first question asked.
+        guides: Each is hidden, and its first question asked; names and texts (pairs, or a dict) are
+            guides without one.
         tokens: Written after each prompt. The end of sequence does not stop them.
         seeds: Drawn runs beside the greedy one: seeds 0 to seeds − 1.
         attention: Implementations, by transformers' names.
@@ -96,55 +97,73 @@ def verify(
         SeamError: a guide and its question share no token boundary; or the chat template does not
             keep a guide as it is.
         CacheLayoutError: guide, question and tokens are more than the model has positions for, or
-            its table changes on the way.
-        UnsupportedModel: it does not have an attention implementation, or its logits are not
-            finite.
-        DeviceError: there is no such dtype, or the device lacks it.
+            its table changes on the way; the guide is named.
+        UnsupportedModel: nothing is left to verify. An attention implementation that the model
+            does not have, and a dtype in which its logits are not finite or that its device lacks,
+            are left out, and the report says why. Or logits are not finite only where a guide is
+            hidden.
     """
+    require_model(model)
     _check_numbers(tokens, seeds, recompute, top_p)
     if not attention:
         raise ValueError("no attention implementation: name one at least, such as sdpa")
     names = tuple(dtypes or (str(model.dtype).removeprefix("torch."),))
     if unknown := set(names) - DTYPES.keys():
         raise ValueError(f"no dtype {', '.join(sorted(unknown))}; there are {', '.join(DTYPES)}")
-    prompts = [Prompt.of(model, guide, chat=chat) for guide in guides]
+    prompts = [Prompt.of(model, guide, chat=chat) for guide in guides_of(guides)]
     if not prompts:
         raise TextError("there are no guides to verify with", hint="give at least one")
     for prompt in prompts:
-        end = len(prompt.hidden) + len(prompt.live) + tokens
-        check_room(model, end)
-        check_tables(model, None, len(prompt.hidden), end)
-    climbs = []
+        _check_length(model, prompt, tokens)
+    climbs: list[Climb] = []
+    left_out: list[str] = []
+    steps = spread(recompute, tokens)
+
+    def compared(variant: LanguageModel, pack: GuidePack) -> Iterator[Comparison]:
+        for prompt in prompts:
+            packed = pack[prompt.name]
+            yield from climb(
+                arms(variant, prompt, packed, steps=steps, tokens=tokens, seeds=seeds),
+                guide=prompt.name,
+                hidden=len(prompt.hidden),
+                tokens=tokens,
+                seeds=tuple(range(seeds)),
+                top_p=top_p,
+                progress=progress,
+            )
+
     for name in names:
-        variant = in_dtype(model, name)
+        try:
+            variant = in_dtype(model, name)
+        except (DeviceError, UnsupportedModel) as error:
+            left_out.append(f"{name}: {error.message}")
+            continue
         for implementation in attention:
-            with attending(variant, implementation), reopened(variant, prompts) as pack:
-                compared: list[Comparison] = []
-                for prompt in prompts:
-                    compared += climb(
-                        arms(
-                            variant,
-                            prompt,
-                            pack[prompt.name],
-                            steps=spread(recompute, tokens),
-                            tokens=tokens,
-                            seeds=seeds,
-                        ),
-                        guide=prompt.name,
-                        hidden=len(prompt.hidden),
-                        tokens=tokens,
-                        seeds=tuple(range(seeds)),
-                        top_p=top_p,
-                        progress=progress,
-                    )
-            climbs.append(Climb.of(compared, dtype=DTYPES[name], attention=implementation))
+            with ExitStack() as stack:
+                try:
+                    stack.enter_context(attending(variant, implementation))
+                    _require_finite(variant, prompts)
+                    pack = stack.enter_context(reopened(variant, prompts))
+                except UnsupportedModel as error:
+                    left_out.append(f"{name}, {implementation} attention: {error.message}")
+                    continue
+                # What fails from here on is no shortcoming of the model: nothing hides it.
+                found = list(compared(variant, pack))
+            climbs.append(Climb.of(found, dtype=DTYPES[name], attention=implementation))
+    if not climbs:
+        raise UnsupportedModel(
+            "; ".join(left_out),
+            hint="choose others (--attention, --dtypes); the model comes with "
+            f"{model.module.config._attn_implementation}, in {model.spec.dtype}",
+        )
     return LadderReport(
         model=model.spec.name,
         climbs=tuple(climbs),
+        left_out=tuple(left_out),
         guides=tuple(prompt.name for prompt in prompts),
         tokens=tokens,
         seeds=seeds,
-        recomputed=len(spread(recompute, tokens)),
+        recomputed=len(steps),
         top_p=top_p,
         spelt=_spelt(model, climbs),
         notes=tuple(
@@ -186,11 +205,25 @@ def spread(count: int, tokens: int) -> list[int]:
 
 @contextmanager
 def reopened(model: LanguageModel, prompts: Sequence[Prompt]) -> Iterator[GuidePack]:
-    """The prompts' guides, in a pack that was saved and opened again; the folder goes with it."""
-    made = GuidePack.build(model, [(each.name, each.joint.hidden_text) for each in prompts])
+    """The prompts' guides, in a pack that was saved and opened again; the folder goes with it.
+
+    Raises:
+        UnsupportedModel: the model's keys and values are not finite.
+    """
+    texts = [(each.name, each.joint.hidden_text) for each in prompts]
     with tempfile.TemporaryDirectory() as folder:
-        made.save_pretrained(Path(folder) / "pack")
-        yield GuidePack.from_pretrained(Path(folder) / "pack")
+        try:
+            made = GuidePack.build(model, texts, into=Path(folder) / "pack")
+        except CacheLayoutError as error:  # of room there is enough: that was looked at before
+            raise UnsupportedModel(error.message, hint=error.hint) from error
+        yield made
+
+
+def _require_finite(model: LanguageModel, prompts: Sequence[Prompt]) -> None:
+    """Raise UnsupportedModel unless the model alone, with nothing hidden, reads the prompts."""
+    for prompt in prompts:
+        whole = torch.cat((prompt.hidden, prompt.live))
+        RecomputingArm.of(model, whole, steps=(), uniform=numbers((), 1))
 
 
 def _check_numbers(tokens: int, seeds: int, recompute: int, top_p: float) -> None:
@@ -201,6 +234,20 @@ def _check_numbers(tokens: int, seeds: int, recompute: int, top_p: float) -> Non
         )
     if not 0 < top_p <= 1:
         raise ValueError(f"top-p is a share above 0, up to 1, not {top_p}")
+
+
+def _check_length(model: LanguageModel, prompt: Prompt, tokens: int) -> None:
+    """Raise CacheLayoutError, naming the guide, unless what is read and written has room."""
+    hidden, live = len(prompt.hidden), len(prompt.live)
+    try:
+        check_room(model, hidden + live + tokens)
+        check_tables(model, None, hidden, hidden + live + tokens)
+    except CacheLayoutError as error:
+        raise CacheLayoutError(
+            f"the guide {prompt.name!r} ({hidden} tokens), what is asked after it ({live}) and "
+            f"{tokens} that are written: {error.message}",
+            hint="write fewer (--tokens), or shorten the guide",
+        ) from error
 
 
 def _spelt(model: LanguageModel, climbs: Iterable[Climb]) -> dict[int, str]:

@@ -160,6 +160,8 @@ class LadderReport:
 
     model: str
     climbs: tuple[Climb, ...]
+    left_out: tuple[str, ...]
+    """Ways of computing that the model or its device does not have, and why."""
     guides: tuple[str, ...]
     tokens: int
     seeds: int
@@ -171,12 +173,18 @@ class LadderReport:
     provenance: Provenance
 
     def __bool__(self) -> bool:
-        return not any(climb.verdict.fault for climb in self.climbs)
+        return bool(self.climbs) and not self.faults
+
+    @property
+    def faults(self) -> int:
+        """In how many ways of computing there is one."""
+        return sum(climb.verdict.fault for climb in self.climbs)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON shape that scripts rely on."""
         return {
             "exact": bool(self),
+            "verdict": "fault" if self.faults else "exact",
             "model": self.model,
             "arms": ARMS,
             "guides": list(self.guides),
@@ -185,6 +193,7 @@ class LadderReport:
             "recomputed_steps": self.recomputed,
             "top_p": self.top_p,
             "climbs": [climb.to_dict(self.spelt) for climb in self.climbs],
+            "left_out": list(self.left_out),
             "notes": list(self.notes),
             "provenance": self.provenance.to_dict(),
         }
@@ -206,7 +215,17 @@ class LadderReport:
             verdict = climb.verdict
             style = "bold red" if verdict.fault else "bold green"
             parts.append(Text(verdict.sentence(climb.noise), style=style))
+        parts += [Text(), *(Text(f"Left out: {why}", style="yellow") for why in self.left_out)]
+        parts.append(Text(self.sentence, style="bold red" if self.faults else "bold green"))
         return Group(*parts)
+
+    @property
+    def sentence(self) -> str:
+        """All of it in one line."""
+        found = f"a FAULT in {self.faults}" if self.faults else "no fault"
+        looked = f"{len(self.climbs)} way{'s' if len(self.climbs) > 1 else ''} of computing"
+        left = f", and {len(self.left_out)} left out" if self.left_out else ""
+        return f"Verdict: {found} {'of' if self.faults else 'in'} {looked}{left}."
 
     def _table(self, climb: Climb) -> Table:
         pairs = list(dict.fromkeys(each.pair for each in climb.findings))

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvtransfer.errors import ArtifactError, CacheLayoutError, IncompatibleModels
 from kvtransfer.geometry.spec import ModelSpec, same_model
-from kvtransfer.hf.model import DTYPES, LanguageModel
+from kvtransfer.hf.model import DTYPES, LanguageModel, require_model
 from kvtransfer.hf.rotary import Rotary, config_from_dict, rotary_from_config
 
 
@@ -27,6 +27,7 @@ class Maker:
     @classmethod
     def of(cls, model: LanguageModel) -> "Maker":
         """A model that is loaded."""
+        require_model(model)
         return cls(spec=model.spec, config=model.config, revision=model.revision)
 
     def rotary(self) -> Rotary:
@@ -56,6 +57,7 @@ class Maker:
             IncompatibleModels: its weights, tokenizer, revision, layers or rotations are others.
             CacheLayoutError: its dtype is another, and that is not allowed.
         """
+        require_model(model)
         for topic, mine, given in self._differences(model):
             raise IncompatibleModels(
                 f"this pack is for {self.spec.name} with {topic} {mine}, and {model.spec.name} has "

@@ -20,14 +20,14 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
-from kvtransfer.errors import CacheLayoutError, SchemaError
+from kvtransfer.errors import CacheLayoutError, SchemaError, require
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.geometry.join import behind, one_after_another
 from kvtransfer.guides.places import Place, lay_out
 from kvtransfer.guides.prompt import NONE, Arguments, Prompt
 from kvtransfer.guides.schema import Parameter, Schema
 from kvtransfer.hf.fits import check_fits, check_room
-from kvtransfer.hf.model import LanguageModel
+from kvtransfer.hf.model import LanguageModel, require_model
 from kvtransfer.hf.rows import check_gaps
 from kvtransfer.hf.run import read_at
 
@@ -70,6 +70,14 @@ class Modules:
                 one table of its RoPE serves, or a module would be read behind a gap that the
                 model's attention does not count.
         """
+        require_model(model)
+        require(
+            "schema",
+            schema,
+            Schema,
+            "a Schema",
+            hint="read_schema(path) reads one, Schema.from_dict(data) makes one of plain data",
+        )
         model.require_as_wrapped()
         places = lay_out(model, schema)
         _check_length(model, max(place.end for place in places.values()))

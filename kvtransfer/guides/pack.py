@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,21 +10,22 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from kvtransfer.errors import ArtifactError
+from kvtransfer.errors import ArtifactError, require
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.guides import shelf
-from kvtransfer.guides.guide import Guide
+from kvtransfer.guides.card import card, row_of
+from kvtransfer.guides.guide import Guides
 from kvtransfer.guides.maker import Maker
 from kvtransfer.guides.packed import PackedGuide, Prepared, Told
 from kvtransfer.guides.prepare import Progress, cross, prepare, reader_of
-from kvtransfer.hf.model import LanguageModel
+from kvtransfer.hf.model import LanguageModel, usable_device
 from kvtransfer.hf.repository import snapshot, upload
 from kvtransfer.report import Provenance, to_json
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class GuidePack:
-    """Guides and their caches, and the identity of the model that can read them.
+class GuidePack(Mapping[str, PackedGuide]):
+    """Guides and their caches by name, and the identity of the model that can read them.
 
     >>> pack = GuidePack.build(model, [("harbour", "The tide comes in twice a day, …")])
     >>> pack.save_pretrained("pack")
@@ -55,6 +56,10 @@ class GuidePack:
     def __contains__(self, name: object) -> bool:
         return name in self.guides
 
+    def get(self, name: str, default: Any = None) -> Any:
+        """The guide of that name, or ``default``."""
+        return self.guides.get(name, default)
+
     def __repr__(self) -> str:
         return f"GuidePack({len(self)} guides for {self.maker.spec.name}, {self.maker.spec.dtype})"
 
@@ -62,29 +67,32 @@ class GuidePack:
     def build(
         cls,
         model: LanguageModel,
-        guides: Iterable[Guide | tuple[str, str]],
+        guides: Guides,
         *,
         chat: bool = False,
+        into: str | Path | None = None,
         progress: Progress = lambda tokens: None,
     ) -> "GuidePack":
         """Read every guide once, from position 0, with the tokenizer's opening before it.
 
         Args:
             model: Reads them, and can read the pack.
-            guides: Guides, or pairs of a name and a text.
+            guides: Guides, or names and texts: pairs, or a dict.
             chat: Read each as the system message of a conversation, by the chat template.
+            into: A folder that each guide is written to as it is read, so that no more than one is
+                in memory; what is returned lies there. None keeps all of them in memory.
             progress: Told the number of tokens after each guide.
 
         Raises:
             TextError: there are none, two have one name, or one has no tokens.
             CacheLayoutError: one is longer than the model's positions.
             SeamError: the chat template does not keep a guide as system message.
+            WrongKind: these are no guides, or there is no model.
+            ArtifactError: ``into`` cannot be written, or holds something that is no pack.
         """
         maker = Maker.of(model)
-        made = {
-            each.name: each for each in prepare(model, maker, guides, chat=chat, progress=progress)
-        }
-        return cls(maker=maker, guides=made, provenance=Provenance.here(seed=0).to_dict())
+        made = prepare(model, maker, guides, chat=chat, progress=progress)
+        return cls._of(maker, made, into)
 
     def transferred(
         self,
@@ -92,6 +100,8 @@ class GuidePack:
         *,
         target: LanguageModel | None = None,
         dtype: str | None = None,
+        device: str = "cpu",
+        into: str | Path | None = None,
         progress: Progress = lambda tokens: None,
     ) -> "GuidePack":
         """The same guides for the mapping's target; neither model reads them.
@@ -102,17 +112,36 @@ class GuidePack:
                 layers of it.
             dtype: That the pack is to be read in, where no ``target`` says it; None for this
                 pack's own.
+            device: Where maps are computed, where no ``target`` says it.
+            into: As of :meth:`build`.
             progress: Told the number of tokens after each guide.
 
         Raises:
             IncompatibleModels: the mapping is from another model, to another one than ``target``,
                 or needs it.
             CacheLayoutError: the target cuts text into other tokens.
+            DeviceError: there is no such dtype, or no such device.
+            WrongKind: this is no mapping, or no model.
+            ArtifactError: as :meth:`build`.
         """
+        opens = "KVMapping.from_pretrained(name) opens one"
+        require("mapping", mapping, KVMapping, "a KVMapping", hint=opens)
+        place = usable_device(device, "float32")
         maker = reader_of(mapping, target, dtype or self.maker.spec.dtype)
-        crossed = cross(self.guides.values(), mapping, maker, target, progress=progress)
-        made = {each.name: each for each in crossed}
-        return GuidePack(maker=maker, guides=made, provenance=Provenance.here(seed=0).to_dict())
+        guides = self.guides.values()
+        made = cross(guides, mapping, maker, target, device=place, progress=progress)
+        return self._of(maker, made, into)
+
+    @classmethod
+    def _of(
+        cls, maker: Maker, guides: Iterable[PackedGuide], into: str | Path | None
+    ) -> "GuidePack":
+        """The pack of guides that are made when they are asked for, in memory or in a folder."""
+        empty = cls(maker=maker, guides={}, provenance=Provenance.here(seed=0).to_dict())
+        if into is None:
+            return replace(empty, guides={each.name: each for each in guides})
+        empty._write(into, guides)
+        return cls.from_pretrained(into)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the pack as a folder, replacing a pack that was there in one step.
@@ -120,14 +149,21 @@ class GuidePack:
         Raises:
             ArtifactError: the place cannot be written, or holds something that is no pack.
         """
-        head = {"model": self.maker.to_dict(), "provenance": dict(self.provenance)}
-        guides = (
-            shelf.Volume(
+        self._write(folder, self.guides.values())
+
+    def _write(self, folder: str | Path, guides: Iterable[PackedGuide]) -> None:
+        """Write these guides as a pack of this one's model; they are taken one at a time."""
+        rows: list[str] = []
+
+        def volume(guide: PackedGuide) -> shelf.Volume:
+            rows.append(row_of(guide))
+            return shelf.Volume(
                 name=guide.name, tokens=guide.tokens, told=guide.head(), tensors=guide.tensors()
             )
-            for guide in self.guides.values()
-        )
-        shelf.save(Path(folder).expanduser(), head, guides, self._card())
+
+        head = {"model": self.maker.to_dict(), "provenance": dict(self.provenance)}
+        place = Path(folder).expanduser()
+        shelf.save(place, head, map(volume, guides), lambda: card(self.maker.spec, rows))
 
     @classmethod
     def from_pretrained(cls, name: str | Path, *, revision: str | None = None) -> "GuidePack":
@@ -229,29 +265,6 @@ class GuidePack:
             )
         return table
 
-    def _card(self) -> str:
-        spec = self.maker.spec
-        rows = "\n".join(
-            f"| {_cell(guide.name)} | {guide.tokens} | {guide.described} |"
-            for guide in self.guides.values()
-        )
-        return (
-            f"# Guide pack for {spec.name}\n\n"
-            f"The KV caches of {len(self)} texts, for {spec.name} (weights and settings "
-            f"{spec.identity}, {spec.dtype}) and for no other model. Made by kvtransfer.\n\n"
-            f"| guide | tokens | made |\n|---|---|---|\n{rows}\n\n"
-            "```python\n"
-            "from kvtransfer import GuidePack, load\n\n"
-            f'model = load("{spec.name}", dtype="{spec.dtype}")\n'
-            'prefix = GuidePack.from_pretrained("…")["…"].restore(model)  # no forward pass\n'
-            "```\n"
-        )
-
 
 BEGINNING = 40
 """Letters of a guide that are shown."""
-
-
-def _cell(text: str) -> str:
-    """A name inside a table of markdown."""
-    return text.replace("|", "\\|").replace("\n", " ")

@@ -186,6 +186,11 @@ class PackedGuide:
     def restore(self, model: LanguageModel, *, cast: bool = False) -> KVCache:
         """The cache, ready to be read by ``model``. No forward pass, and on the CPU no copy.
 
+        Its numbers are the guide's file, mapped into memory. A file that is truncated is refused
+        here; if it is truncated later, while the cache is in use, the operating system ends the
+        process (SIGBUS). No save of ours does that, not even one to the same folder. Where others
+        may, go on with a copy: ``cache.map(torch.clone)``.
+
         Args:
             model: Is to read it.
             cast: Allow a model of another dtype; the cache is rounded to it, and says so.

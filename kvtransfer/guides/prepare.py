@@ -11,7 +11,7 @@ from kvtransfer.errors import CacheLayoutError, DeviceError, IncompatibleModels,
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.transfer import mapped
 from kvtransfer.guides.chat import split_chat
-from kvtransfer.guides.guide import Guide
+from kvtransfer.guides.guide import Guides, guides_of
 from kvtransfer.guides.maker import Maker
 from kvtransfer.guides.packed import PackedGuide, Told, whole
 from kvtransfer.hf.fits import check_finite
@@ -28,7 +28,7 @@ Progress = Callable[[int], None]
 def prepare(
     model: LanguageModel,
     maker: Maker,
-    guides: Iterable[Guide | tuple[str, str]],
+    guides: Guides,
     *,
     chat: bool,
     progress: Progress,
@@ -37,32 +37,38 @@ def prepare(
 
     As a system message, where ``chat`` is set: all that the template puts before the user's words.
 
+    Returns:
+        Each as it is read, when it is asked for; what can be said against any of them is raised
+        before that. No guide is kept here.
+
     Raises:
         SeamError: the chat template does not keep a guide as system message.
         TextError: there are none, two have one name, or one has no tokens.
         CacheLayoutError: one is longer than the model's positions.
+        WrongKind: one is no guide.
     """
-    for name, text, ids in list(_encoded(model, guides, chat=chat)):
+    encoded = list(_encoded(model, guides, chat=chat))
+    made = {"how": "own"} | ({"chat": True} if chat else {})
+
+    def read(guide: tuple[str, str, Int[Tensor, " t"]]) -> PackedGuide:
+        name, text, ids = guide
         cache = prefill(model, ids[None])
         check_finite(cache)
-        yield PackedGuide.given(
-            name,
-            Told(text=text, made={"how": "own"} | ({"chat": True} if chat else {})),
-            whole(ids, cache),
-            tokens=len(ids),
-            maker=maker,
-        )
         progress(len(ids))
+        told = Told(text=text, made=made)
+        return PackedGuide.given(name, told, whole(ids, cache), tokens=len(ids), maker=maker)
+
+    return map(read, encoded)
 
 
 def _encoded(
-    model: LanguageModel, guides: Iterable[Guide | tuple[str, str]], *, chat: bool
+    model: LanguageModel, guides: Guides, *, chat: bool
 ) -> Iterator[tuple[str, str, Int[Tensor, " t"]]]:
     """Names, texts and ids, all of them checked before the first is read."""
     seen: set[str] = set()
-    for guide in guides:
-        name, text = (guide.name, guide.text) if isinstance(guide, Guide) else guide
-        if not isinstance(name, str) or not name.strip():
+    for guide in guides_of(guides):
+        name, text = guide.name, guide.text
+        if not name.strip():
             raise TextError(f"a guide is called {name!r}", hint="names are texts, and not empty")
         if name in seen:
             raise TextError(
@@ -113,20 +119,24 @@ def cross(
     maker: Maker,
     target: LanguageModel | None,
     *,
+    device: torch.device,
     progress: Progress,
 ) -> Iterator[PackedGuide]:
-    """Take each guide through ``mapping`` to ``maker``; no model reads it.
+    """Take each guide through ``mapping`` to ``maker``, when it is asked for; no model reads it.
+
+    Maps are computed on ``device``, or where ``target`` is.
 
     Raises:
         IncompatibleModels: the mapping is from another model than theirs, or to another than
             ``target``.
         CacheLayoutError: the target cuts text into other tokens.
     """
-    for guide in guides:
+
+    def take(guide: PackedGuide) -> PackedGuide:
         if target is not None:
             mapping.check_ends(guide.maker.spec, target.spec)
         if target is None:
-            wide = guide.plain().to(dtype=torch.float32)  # as maps are computed
+            wide = guide.plain().to(dtype=torch.float32, device=device)  # as maps are computed
             made = mapping(wide).to(dtype=DTYPES[maker.spec.dtype])
         else:
             made = mapped(mapping, guide.plain(), target, guide.ids[None])
@@ -139,11 +149,13 @@ def cross(
             "mapping_notes": list(mapping.notes),
             "approximate": made.approximate,
         }
-        yield PackedGuide.given(
+        progress(guide.tokens)
+        return PackedGuide.given(
             guide.name,
             Told(text=guide.text, made=how | ({"chat": True} if guide.made.get("chat") else {})),
             whole(guide.ids, made),
             tokens=guide.tokens,
             maker=maker,
         )
-        progress(guide.tokens)
+
+    return map(take, guides)

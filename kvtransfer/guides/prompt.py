@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from kvtransfer.errors import SchemaError
+from kvtransfer.errors import SchemaError, require
 from kvtransfer.guides.places import Part, Place
 from kvtransfer.guides.schema import Parameter
 from kvtransfer.hf.model import LanguageModel
@@ -94,6 +94,7 @@ def _check_names(places: Mapping[str, Place], names: Sequence[str]) -> None:
         raise SchemaError("a prompt of no modules", hint=known)
     taken: dict[str, str] = {}
     for name in names:
+        require("a module", name, str, "a name", hint="name each: assemble('persona', 'rome')")
         if name not in places:
             raise SchemaError(f"there is no module {name!r} in this schema", hint=known)
         if (times := names.count(name)) > 1:
@@ -114,7 +115,10 @@ def _check_names(places: Mapping[str, Place], names: Sequence[str]) -> None:
 
 def _check_arguments(chosen: Mapping[str, Place], arguments: Arguments) -> None:
     """Raise SchemaError for an argument that nothing takes."""
+    form = "arguments={'plan': {'days': '4'}}: of each module, the text of each parameter"
+    require("arguments", arguments, Mapping, "a dict", hint=form)
     for module, given in arguments.items():
+        require(f"what is given for module {module!r}", given, Mapping, "a dict", hint=form)
         if module not in chosen:
             raise SchemaError(
                 f"arguments for module {module!r}, which is not in the prompt",
@@ -139,6 +143,13 @@ def _fill(
             hint=f"arguments={{{place.name!r}: {{{parameter.name!r}: '…'}}}}; '' leaves it empty",
         )
     text = given[parameter.name]
+    require(
+        f"the argument for {parameter.name!r} of module {place.name!r}",
+        text,
+        str,
+        "a text",
+        hint="put it into quotes, or str(…) around it",
+    )
     ids = model.encode(text)
     if len(ids) > parameter.tokens:
         raise SchemaError(

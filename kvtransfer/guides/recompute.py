@@ -7,12 +7,13 @@ nearly right: a chunk put after text that it never saw, or a cache mapped from a
 """
 
 from dataclasses import replace
+from numbers import Integral, Real
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvtransfer.errors import CacheLayoutError
+from kvtransfer.errors import CacheLayoutError, require
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.reread import check_readable, first_layers, reread
@@ -60,10 +61,15 @@ def recompute(
         RotationError: the model's table depends on how long a text it reads.
         UnsupportedModel: its attention cannot be given a mask for tokens here and there.
         ValueError: ``share``, ``after`` or ``layers`` is out of range.
+        WrongKind: an argument is no number, tensor, cache or model.
 
     Example:
         >>> repaired = recompute(model, ids, graft, 0.15)  # doctest: +SKIP
     """
+    require("share", share, Real, "a number", hint="0.15 is 15 % of the tokens")
+    for name, count in (("after", after), ("layers", layers)):
+        require(name, count, Integral, "a whole number", hint="a number of tokens, or of layers")
+    check_readable(model, ids, cache)
     depth = len(model.spec.layers)
     if not 0 <= share <= 1:  # NaN is none either
         raise ValueError(f"a share of {share}; it lies between 0 and 1")
@@ -71,7 +77,6 @@ def recompute(
         raise ValueError(f"{layers} layers are to be looked at, and the model has {depth}")
     if not 0 <= after <= cache.tokens:
         raise ValueError(f"{after} tokens are said to be right, of {cache.tokens}")
-    check_readable(model, ids, cache)
     doubtful = cache.tokens - after
     count = min(max(round(share * doubtful), 1), doubtful) if share > 0 else 0
     if count == 0:

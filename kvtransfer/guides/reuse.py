@@ -115,7 +115,7 @@ def recompute_group(
     expected = torch.arange(ids.shape[1], device=cache.positions.device).expand(len(ids), -1)
     if not torch.equal(cache.positions, expected):
         raise CacheLayoutError(
-            f"a cache of positions {_shown(cache.positions)} for {ids.shape[1]} tokens from 0 on",
+            f"a cache of positions {_ends(cache.positions)} for {ids.shape[1]} tokens from 0 on",
             hint="recompute layers of a prefix where it was read, and move it afterwards",
         )
     made = read_group(model, ids, state, first=group.first, last=group.last)
@@ -150,7 +150,7 @@ def reuse(
     return recompute_group(target, ids, cache, states[group.first], group)
 
 
-def _shown(positions: Tensor) -> str:
-    """A row of positions, shortened."""
+def _ends(positions: Tensor) -> str:
+    """Where a row of positions begins and ends."""
     row = positions[0].tolist() if len(positions) else []
     return f"{row[0]} to {row[-1]}" if row else "none"

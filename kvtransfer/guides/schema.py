@@ -10,7 +10,8 @@
 
 Modules follow each other; those of a union are alternatives, and begin at the same place. A
 parameter is a place in a module's text, ``{days}``, that a prompt fills with at most so many
-tokens; braces around any other word are text. (Prompt Cache: Gim et al., arXiv:2311.04934.)
+tokens; its name has no braces, and braces around any other word are text. (Prompt Cache: Gim et
+al., arXiv:2311.04934.)
 """
 
 import json
@@ -136,6 +137,9 @@ def _module(data: Any, where: str) -> Module:
     if not isinstance(given, Mapping):
         raise _malformed(f"{where}: 'parameters' is no object of names and numbers of tokens")
     for parameter, tokens in given.items():
+        if not isinstance(parameter, str) or not parameter.strip() or {*parameter} & {*"{}"}:
+            # With a brace in it, its place could overlap that of another one.
+            raise _malformed(f"{where}: a parameter is called {parameter!r}, and not by a word")
         if type(tokens) is not int or tokens < 1:  # in JSON, true is no number
             raise _malformed(f"{where}: parameter {parameter!r} has {tokens!r} tokens")
         if (times := text.count("{" + parameter + "}")) != 1:

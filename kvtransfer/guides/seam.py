@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from kvtransfer.errors import SeamError
+from kvtransfer.errors import SeamError, require
 from kvtransfer.guides.character import inside_character
 from kvtransfer.hf.spans import TextTokenizer, spans_of
 
@@ -83,9 +83,11 @@ def split(tokenizer: TextTokenizer, guide: str, live: str, *, seam: Seam = "stri
     Raises:
         SeamError: there is no exact seam at the asked place (strict), or none at all.
         UnsupportedModel: the tokenizer does not say which characters its tokens stand for.
+        WrongKind: an argument is of another kind: the model instead of its tokenizer, say.
     """
     if seam not in SEAMS:
         raise ValueError(f"seam is one of {', '.join(SEAMS)}, not {seam!r}")
+    check_kinds(tokenizer, guide, live)
     _check_text(guide, "guide")
     _check_text(live, "live text")
     text = guide + live
@@ -126,6 +128,15 @@ def _alone(tokenizer: TextTokenizer, text: str, ids: Tensor) -> bool:
     return torch.equal(spans_of(tokenizer, text)[0], ids)
 
 
+def check_kinds(tokenizer: object, guide: object, live: object) -> None:
+    """Raise WrongKind unless there is a tokenizer, and two texts."""
+    require("tokenizer", tokenizer, TextTokenizer, "a tokenizer", hint="it is model.tokenizer")
+    for what, text in (("the guide", guide), ("the live text", live)):
+        require(
+            what, text, str, "a text", hint="split(model.tokenizer, 'the guide', 'what follows')"
+        )
+
+
 def _check_text(text: str, what: str) -> None:
     if any("\ud800" <= letter <= "\udfff" for letter in text):
         raise SeamError(
@@ -137,6 +148,17 @@ def _refusal(
     tokenizer: TextTokenizer, guide: str, live: str, alone: Tensor, ids: Tensor, *, back: int
 ) -> SeamError:
     """What stands at the place, and what would help."""
+    if not live:
+        hint = "give a prompt, if only a line break"
+        if back:
+            hint += (
+                ", or let the guide's last token be read live (seam='back-off', --seam back-off)"
+            )
+        return SeamError(
+            f"nothing follows the guide {guide[-20:]!r}, the live text is empty: a cache holds no "
+            "logits, so that one token at least is read after it",
+            hint=hint,
+        )
     shared = min(len(alone), len(ids))
     differing = (alone[:shared] != ids[:shared]).nonzero()
     start = max(int(differing[0]) if len(differing) else shared, SHOWN) - SHOWN
@@ -145,9 +167,7 @@ def _refusal(
         for each in (alone, ids)
     )
     hint = "let the guide end at a line break or a full stop"
-    if not live:
-        hint = "give live text: a cache holds no logits, so one token at least must follow it"
-    elif back:
+    if back:
         hint += (
             f", or allow the seam to move (seam='back-off', --seam back-off): {back} of the "
             "guide's tokens would be read live"

@@ -15,9 +15,11 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -62,26 +64,29 @@ BLOCK = 1 << 20
 
 
 def save(
-    folder: Path,
-    head: Mapping[str, Any],
-    guides: Iterable[Volume],
-    card: str,
+    folder: Path, head: Mapping[str, Any], guides: Iterable[Volume], card: Callable[[], str]
 ) -> None:
-    """Write a pack, replacing a pack that was there. Guides are taken one at a time.
+    """Write a pack, replacing a pack that was there.
+
+    Guides are taken one at a time, when the one before is written; the card after the last.
 
     Raises:
         ArtifactError: the place cannot be written, holds something that is no pack, or another
             process has been saving there for minutes.
     """
     refuse_foreign(folder)
+    guides = iter(guides)
+    # The first is made before the folder: what is wrong with all of them leaves no trace. Its list
+    # lets go of it when the second is asked for.
+    guides = chain(list(islice(guides, 1)), guides)
     try:
         (folder / GUIDES).mkdir(parents=True, exist_ok=True)
         with _alone(folder):
-            entries = [_put(folder / GUIDES, each) for each in guides]
+            entries = _put_all(folder / GUIDES, guides)
             before = _held(folder)
             config = dict(head) | {"format": FORMAT, "kind": KIND, "guides": entries}
             config["sha256"] = digest(config)
-            _replace(folder, artifact.CARD, card)
+            _replace(folder, artifact.CARD, card())
             _replace(folder, artifact.CONFIG, to_json(config))
             # What the last pack held stays for those who have it open; what was before it goes.
             _sweep(folder, before | {str(entry["file"]) for entry in entries})
@@ -208,6 +213,19 @@ def _alone(folder: Path) -> Iterator[None]:
         ) from error
 
 
+def _put_all(guides: Path, volumes: Iterable[Volume]) -> list[Entry]:
+    """Write their files; none of them stays if one cannot be made or written."""
+    entries: list[Entry] = []
+    try:
+        # Not by a loop of ours, whose name for a volume would keep it until the next one is made.
+        entries.extend(map(partial(_put, guides), volumes))
+    except BaseException:
+        for entry in entries:
+            (guides / entry["file"]).unlink(missing_ok=True)
+        raise
+    return entries
+
+
 def _put(guides: Path, volume: Volume) -> Entry:
     """Write a guide's file, and return its entry."""
     # In a folder of its own: safetensors writes to a file that it names itself, which stays behind
@@ -223,12 +241,7 @@ def _put(guides: Path, volume: Volume) -> Entry:
         fresh.replace(path)
     finally:
         shutil.rmtree(begun, ignore_errors=True)
-    return {
-        "name": volume.name,
-        "tokens": volume.tokens,
-        "file": path.name,
-        "crc32": found,
-    }
+    return {"name": volume.name, "tokens": volume.tokens, "file": path.name, "crc32": found}
 
 
 def _crc32(path: Path) -> int:

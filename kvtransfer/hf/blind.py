@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from kvtransfer.errors import UnsupportedModel
 from kvtransfer.geometry.hidden import Hidden
-from kvtransfer.hf.intercept import Attention, intercepted
+from kvtransfer.hf.intercept import Attention, implementations, intercepted
 from kvtransfer.hf.model import LanguageModel
 
 MASKED = ("eager", "sdpa")
@@ -64,13 +64,13 @@ def blinded(model: LanguageModel, hidden: Hidden | None) -> Iterator[None]:
 
 def require_blindable(model: LanguageModel) -> None:
     """Raise UnsupportedModel unless the model's attention takes a mask for each key and head."""
-    name = str(model.module.config._attn_implementation)
-    if name not in MASKED:
-        raise UnsupportedModel(
-            f"{model.spec.name} computes attention by {name!r}, which cannot hide tokens from one "
-            "layer or head",
-            hint=f"load it with attn_implementation {' or '.join(MASKED)}",
-        )
+    for name in implementations(model.module):
+        if name not in MASKED:
+            raise UnsupportedModel(
+                f"{model.spec.name} computes attention by {name!r}, which cannot hide tokens from "
+                "one layer or head",
+                hint=f"load it with attn_implementation {' or '.join(MASKED)}",
+            )
 
 
 def _numbers(module: nn.Module) -> dict[int, int]:
@@ -95,7 +95,7 @@ def _without(
     mask: Tensor | None,
     gone: Bool[Tensor, "b h t"],
     query: Float[Tensor, "b g s d"],
-    key: Float[Tensor, "b h n d"],
+    key: Float[Tensor, "b _h n d"],
 ) -> Tensor:
     """``mask`` with columns taken out: for sdpa of bools, True for what is seen, or of numbers that
     are added to the scores."""

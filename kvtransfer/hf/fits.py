@@ -6,10 +6,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from kvtransfer.errors import CacheLayoutError, IncompatibleModels
+from kvtransfer.errors import CacheLayoutError, IncompatibleModels, require
 from kvtransfer.geometry.cache import KVCache
+from kvtransfer.geometry.join import require_cache
 from kvtransfer.geometry.spec import ModelSpec, same_model
-from kvtransfer.hf.model import LanguageModel
+from kvtransfer.hf.model import LanguageModel, require_model
 
 
 def check_fits(model: LanguageModel, prefix: KVCache) -> None:
@@ -19,7 +20,10 @@ def check_fits(model: LanguageModel, prefix: KVCache) -> None:
         CacheLayoutError: its layers, heads, widths or dtype are not the model's, or something
             wrote to it in place.
         IncompatibleModels: it belongs to another model, or does not say to which.
+        WrongKind: it is no KVCache, or the model no LanguageModel.
     """
+    require_model(model)
+    require_cache(prefix)
     spec = model.spec
     model.require_as_wrapped()
     prefix.require_unchanged()
@@ -152,7 +156,14 @@ def check_tables(model: LanguageModel, prefix: KVCache | None, start: int, end: 
 
 
 def check_ids(model: LanguageModel, ids: Tensor) -> None:
-    """Raise CacheLayoutError unless ``ids`` are token ids of ``model``, as (batch, tokens)."""
+    """Raise CacheLayoutError unless ``ids`` are token ids of ``model``, as (batch, tokens).
+
+    Raises:
+        WrongKind: they are no tensor, or the model is none.
+    """
+    require_model(model)
+    hint = "model.encode(text)[None] is one of a text, torch.tensor(rows) of lists"
+    require("ids", ids, Tensor, "a tensor", hint=hint)
     embeddings: Any = model.module.get_input_embeddings()
     size = int(embeddings.num_embeddings)
     if ids.ndim != 2 or ids.is_floating_point():

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,7 +19,21 @@ def intercepted(module: nn.Module, around: Callable[[Attention], Attention]) -> 
     Nested uses see each other's: the one that was opened last is asked first. Layers of other
     models with the same implementation come by as well.
     """
-    name = str(module.config._attn_implementation)  # type: ignore[union-attr]
+    with ExitStack() as stack:
+        for name in implementations(module):
+            stack.enter_context(_intercepted(name, around))
+        yield
+
+
+def implementations(module: nn.Module) -> tuple[str, ...]:
+    """What computes the attention of its layers: one name, or where parts differ, several."""
+    parts = [part for part in module.modules() if hasattr(part, "layer_idx")]
+    configs: list[Any] = [part.config for part in parts if hasattr(part, "config")]
+    return tuple(sorted({str(each._attn_implementation) for each in configs or [module.config]}))
+
+
+@contextmanager
+def _intercepted(name: str, around: Callable[[Attention], Attention]) -> Iterator[None]:
     inner = ALL_ATTENTION_FUNCTIONS.get(name)
 
     def own(layer: nn.Module, *given: Any, **named: Any) -> tuple[Tensor, Any]:
@@ -28,7 +42,16 @@ def intercepted(module: nn.Module, around: Callable[[Attention], Attention]) -> 
         output, weights = call(layer, *given, **named)
         return output, weights
 
-    ALL_ATTENTION_FUNCTIONS[name] = around(own)
+    outer = around(own)
+
+    def attention(
+        layer: nn.Module, query: Tensor, key: Tensor, value: Tensor, *given: Any, **named: Any
+    ) -> tuple[Tensor, Any]:
+        # Most models give the mask by position, some (AFMoE) by name.
+        mask = given[0] if given else named.pop("attention_mask", None)
+        return outer(layer, query, key, value, mask, *given[1:], **named)
+
+    ALL_ATTENTION_FUNCTIONS[name] = attention
     try:
         yield
     finally:

@@ -11,7 +11,13 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from kvtransfer.errors import DeviceError, IncompatibleModels, ModelNotFound, UnsupportedModel
+from kvtransfer.errors import (
+    DeviceError,
+    IncompatibleModels,
+    ModelNotFound,
+    UnsupportedModel,
+    require,
+)
 from kvtransfer.geometry.spec import KEEPS, ModelSpec
 from kvtransfer.hf.fingerprint import adapters, fingerprint
 from kvtransfer.hf.hub import unreachable
@@ -119,6 +125,17 @@ class LanguageModel:
         """The text of ``ids``, special tokens left out."""
         tokens = ids if isinstance(ids, Tensor) else list(ids)
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def require_model(model: object, what: str = "model") -> None:
+    """Raise WrongKind unless ``model`` is a LanguageModel: transformers' own has to be wrapped."""
+    require(
+        what,
+        model,
+        LanguageModel,
+        "a LanguageModel",
+        hint="load(name) makes one, and wrap(module, tokenizer) of a model that is loaded",
+    )
 
 
 def opening_of(tokenizer: PreTrainedTokenizerBase) -> Int[Tensor, " o"]:

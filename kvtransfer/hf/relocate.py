@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from numbers import Integral
 
-from kvtransfer.errors import RotationError
+from kvtransfer.errors import RotationError, require
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.hf.fits import check_fits, check_room, check_tables
 from kvtransfer.hf.model import LanguageModel
@@ -47,6 +48,7 @@ def _moved(
     model: LanguageModel, cache: KVCache, start: int, obstacles: Callable[..., Iterator[str]]
 ) -> KVCache:
     check_fits(model, cache)
+    require("start", start, Integral, "a whole number", hint="the position of its first token")
     cache.require_unpadded("moved")
     if cache.tokens == 0:
         return cache

@@ -19,6 +19,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from kvtransfer.errors import CacheLayoutError, RotationError, UnsupportedModel
 from kvtransfer.geometry.cache import KVCache
+from kvtransfer.geometry.join import require_cache
 from kvtransfer.hf.adopt import TOLERANCE
 from kvtransfer.hf.cache import write
 from kvtransfer.hf.call import call
@@ -132,6 +133,7 @@ def first_layers(
 def check_readable(model: LanguageModel, ids: Int[Tensor, "b t"], cache: KVCache) -> None:
     """Raise unless tokens of ``ids`` can be read again on ``cache``, as :func:`reread` says."""
     check_ids(model, ids)
+    require_cache(cache)
     if ids.shape != cache.positions.shape:
         raise CacheLayoutError(
             f"ids of shape {tuple(ids.shape)}, and a cache of {tuple(cache.positions.shape)} "

@@ -10,6 +10,7 @@ from transformers import DynamicCache
 
 from kvtransfer.errors import CacheLayoutError
 from kvtransfer.geometry.cache import KVCache
+from kvtransfer.geometry.join import require_cache
 from kvtransfer.hf.cache import read, write
 from kvtransfer.hf.call import call
 from kvtransfer.hf.edited import Edit, effective
@@ -132,6 +133,8 @@ def logits_on(
 ) -> Float[Tensor, "b s v"]:
     """As :func:`score`, and differentiable in the prefix's keys and values."""
     check_ids(model, ids)
+    if prefix is not None:
+        require_cache(prefix, "prefix")
     if prefix is not None and prefix.batch != len(ids):
         raise CacheLayoutError(
             f"a prefix of batch {prefix.batch} under live tokens of batch {len(ids)}",
@@ -166,6 +169,8 @@ def generate(
     Raises:
         CacheLayoutError, IncompatibleModels: as :func:`score`.
     """
+    if prefix is not None:
+        require_cache(prefix, "prefix")
     if prefix is not None and prefix.batch != 1:
         raise CacheLayoutError(
             f"a prefix of batch {prefix.batch} under one prompt",

@@ -81,7 +81,7 @@ def sample(
         raise ValueError(f"{documents} documents of {length} tokens are none")
     model.require_as_wrapped()
     sampling = sampling or Sampling()
-    ends = _ends(model)
+    ends = text_ends(model)
     step = torch.full((documents, 1), start_token(model))
     check_ids(model, step)
     cache = DynamicCache()  # plain layers: they keep every token, also where the model has windows
@@ -89,7 +89,6 @@ def sample(
     written: list[list[int]] = [[] for _ in range(documents)]
     for position in range(min(length, _room(model))):
         logits = _next_logits(model, step, cache, position)
-        logits[:, len(model.tokenizer) :] = -torch.inf  # rows that only fill up the embedding
         if position == 0:
             logits[:, ends[ends < logits.shape[1]]] = -torch.inf  # an empty document is none
         # A number for every document, also those that ended: none depends on the others' ends.
@@ -126,19 +125,29 @@ def start_token(model: LanguageModel) -> int:
 def _next_logits(
     model: LanguageModel, step: Tensor, cache: DynamicCache, position: int
 ) -> Float[Tensor, "b v"]:
-    """In float32 on the CPU: there, and not on every accelerator, sums have one order."""
+    """What to draw the token after ``step`` from."""
     device = model.device
     positions = torch.full_like(step, position, device=device)
     mask = torch.ones(len(step), position + 1, dtype=torch.long, device=device)
     with torch.no_grad():
         output = call(model.module, step.to(device), cache, positions, mask, logits_to_keep=1)
-    logits = output.logits[:, -1].to("cpu", torch.float32, copy=True)
-    assert isinstance(logits, Tensor)  # transformers leaves it untyped
+    return drawable(model, output.logits[:, -1])
+
+
+def drawable(model: LanguageModel, logits: Float[Tensor, "b v"]) -> Float[Tensor, "b v"]:
+    """A copy to draw from: in float32 on the CPU, where sums have one order, as they have not on
+    every accelerator, and without rows that only fill up the embedding.
+
+    Raises:
+        UnsupportedModel: the logits are not finite.
+    """
+    logits = logits.to("cpu", torch.float32, copy=True)
     if not bool((logits < torch.inf).all()):  # NaN is not below it either
         raise UnsupportedModel(
             f"{model.spec.name} in {model.spec.dtype} has logits that are not finite",
             hint="they overflow in float16: choose --dtype bfloat16 or float32",
         )
+    logits[:, len(model.tokenizer) :] = -torch.inf
     return logits
 
 
@@ -150,7 +159,7 @@ def _room(model: LanguageModel) -> int:
     return min(limits, default=1 << 30)
 
 
-def _ends(model: LanguageModel) -> Int[Tensor, " n"]:
+def text_ends(model: LanguageModel) -> Int[Tensor, " n"]:
     """Tokens after which another text begins, or a turn of a conversation: text holds none."""
     tokenizer = model.tokenizer
     ends = getattr(getattr(model.module, "generation_config", None), "eos_token_id", None)

@@ -69,6 +69,19 @@ def test_a_pack_goes_to_another_model(run: Run, places: dict[str, Path], tmp_pat
     assert [keys.shape for keys in restored.keys] == [keys.shape for keys in own.keys]
 
 
+def test_the_device_of_a_transfer_is_used_without_a_target_too(
+    run: Run, places: dict[str, Path], tmp_path: Path
+) -> None:
+    move = ("pack", "transfer", places["pack"], "--mapping", places["mapping"], "--out")
+
+    done = run(*move, tmp_path / "to", "--device", "nowhere")
+
+    assert (done.code, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: device 'nowhere'")
+    assert not (tmp_path / "to").exists()
+    assert run(*move, tmp_path / "to", "--device", "cpu").code == 0
+
+
 def test_a_pack_is_measured_as_one_more_condition(run: Run, places: dict[str, Path]) -> None:
     done = run("pack", "build", places["target"], places["guides"], "--out", places["root"] / "to")
     assert done.code == 0

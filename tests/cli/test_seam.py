@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kvtransfer.guides.pack import GuidePack
 from kvtransfer.hf.model import load
 from kvtransfer.hf.run import generate
 
@@ -34,7 +35,36 @@ def test_strict_refuses_and_says_what_would_help(
     assert error.startswith("error: no exact token boundary")
     assert "--seam back-off" in hint
     assert odd.code == 2
-    assert "strict, back-off" in odd.stderr
+    assert "'strict', 'back-off'" in odd.stderr
+
+
+def test_a_guide_and_its_prompt_are_tokenized_once(
+    places: dict[str, Path], pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(str(places["source"]))
+    graft = GuidePack.from_pretrained(pack)["merging"].graft(model)
+    whole = list(graft.stream(PROMPT, seam="back-off", max_new_tokens=8))
+    joint = graft.joined(PROMPT, seam="back-off")
+
+    def never(*_: object, **__: object) -> None:
+        raise RuntimeError("tokenized again")
+
+    monkeypatch.setattr("kvtransfer.guides.graft.split", never)
+
+    assert list(graft.stream(joint, max_new_tokens=8)) == whole
+    with pytest.raises(RuntimeError, match="tokenized again"):
+        list(graft.stream(PROMPT, max_new_tokens=8))
+
+
+def test_a_prompt_of_nothing_is_named(run: Run, places: dict[str, Path], pack: Path) -> None:
+    asked = ("pack", "generate", pack, "merging", "--model", places["source"], "--prompt", "")
+
+    done = run(*asked)
+
+    assert (done.code, done.stdout) == (1, "")
+    error, hint = done.stderr.splitlines()
+    assert "the live text is empty" in error
+    assert hint.startswith("hint: give a prompt")
 
 
 def test_backing_off_writes_what_follows_the_joint_text(

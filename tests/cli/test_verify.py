@@ -61,3 +61,32 @@ def test_what_cannot_be_verified_is_two_lines(
     assert error.startswith("error: ")
     assert says in error
     assert hint.startswith("hint: ")
+
+
+def test_a_length_that_has_no_room_names_the_guide_and_the_option(
+    run: Run, places: dict[str, Path]
+) -> None:
+    done = run("verify", places["source"], *QUICK, "--guides", places["guides"], "--tokens", "600")
+
+    error, hint = done.stderr.splitlines()
+    assert "guide 'guide-1'" in error
+    assert "600 that are written" in error
+    assert "--tokens" in hint
+
+
+def test_an_attention_that_the_model_lacks_is_left_out_of_the_report(
+    run: Run, places: dict[str, Path]
+) -> None:
+    options = (*QUICK, "--dtypes", "float32", "--guides", places["guides"])
+    found = document(
+        run("verify", places["source"], *options, "--attention", "sdpa,magic", "--json")
+    )
+    alone = run("verify", places["source"], *options, "--attention", "magic", "--json")
+
+    assert (found["verdict"], found["exact"]) == ("exact", True)
+    assert [each["attention"] for each in found["climbs"]] == ["sdpa"]
+    (why,) = found["left_out"]
+    assert "magic" in why
+    # An error has no report, and a report no error: the exit code need not tell them apart.
+    assert (alone.code, alone.stdout) == (1, "")
+    assert alone.stderr.startswith("error: ")

@@ -12,10 +12,10 @@ from rich.console import Console
 from kvtransfer.errors import ArtifactError
 from kvtransfer.evaluation.conditions import CONDITIONS
 from kvtransfer.evaluation.guide_items import GuideResult
-from kvtransfer.evaluation.report import EvalReport, write_report
+from kvtransfer.evaluation.report import EvalReport
 from kvtransfer.evaluation.text import TextResult
 from kvtransfer.measures.intervals import Column
-from kvtransfer.report import Provenance
+from kvtransfer.report import Provenance, write_report
 
 TEXT_METRICS = {
     "nll",

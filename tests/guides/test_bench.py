@@ -2,17 +2,19 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from torch import Tensor, equal
 
-from kvtransfer.errors import CacheLayoutError
+from kvtransfer.errors import CacheLayoutError, TextError
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.guides.bench import _case, _costs, _round, _text, bench
 from kvtransfer.guides.ways import SHARES, STEPS, WAYS, Case, Way
 from kvtransfer.hf.model import LanguageModel
+from kvtransfer.report import Estimate
 
 from ..theorems.compare import cache_error
 
@@ -115,7 +117,7 @@ def test_a_report_tells_what_it_measured_and_what_it_left_out(model: LanguageMod
             assert each["ratio"]["value"] == pytest.approx(each["seconds"] / against)
             assert each["ratio"] == each["ratio"] | {"low": None, "high": None, "n": 1}
     (why,) = found["left_out"]
-    assert why.startswith("500 tokens: 516 tokens, and")
+    assert why == "500 tokens: LlamaForCausalLM reads at most 128"
     console = Console(width=120)
     with console.capture() as capture:
         console.print(report)
@@ -123,6 +125,16 @@ def test_a_report_tells_what_it_measured_and_what_it_left_out(model: LanguageMod
     for words in ("restore ÷ prefill", "16 tokens", "prefill, seconds", "Left out: 500 tokens"):
         assert words in shown
     assert "map + graft" not in shown
+
+
+def test_a_report_without_a_restored_prefix_is_not_true(model: LanguageModel) -> None:
+    report = bench(model, tokens=(16,), repeats=1)
+    (restored,) = (each for each in report.costs if each.name == "restore")
+    quick = replace(restored, ratio=Estimate(0.1, None, None, 1))
+
+    assert replace(report, costs=(quick,))
+    assert not replace(report, costs=())
+    assert not replace(report, costs=tuple(c for c in report.costs if c.name != "restore"))
 
 
 def test_nothing_to_measure_is_an_error_that_says_why(model: LanguageModel) -> None:
@@ -134,6 +146,51 @@ def test_nothing_to_measure_is_an_error_that_says_why(model: LanguageModel) -> N
             bench(model, tokens=tokens, repeats=repeats)
     with pytest.raises(ValueError, match="go together"):
         bench(model, source=model)
+
+
+def test_what_has_no_room_is_refused_before_any_text_is_cut(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut: list[int] = []
+    encode = LanguageModel.encode
+
+    def counting(self: LanguageModel, text: str) -> Tensor:
+        ids = encode(self, text)
+        cut.append(len(ids))
+        return ids
+
+    monkeypatch.setattr(LanguageModel, "encode", counting)
+    with pytest.raises(CacheLayoutError) as caught:
+        bench(model, tokens=(10**12, 120), repeats=1)
+
+    assert not cut
+    # 120 alone would fit: so it says what does not.
+    assert "120 tokens: LlamaForCausalLM reads at most 128, and 16 tokens are decoded after" in (
+        caught.value.message
+    )
+    assert caught.value.message.endswith(
+        "1,000,000,000,000 tokens: LlamaForCausalLM reads at most 128"
+    )
+    bench(model, tokens=(128 - STEPS,), repeats=1)  # the longest that has room
+    assert cut
+
+
+def test_more_text_than_there_is_is_looked_for_once(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut: list[int] = []
+    encode = LanguageModel.encode
+
+    def counting(self: LanguageModel, text: str) -> Tensor:
+        cut.append(len(text))
+        return encode(self, text)
+
+    monkeypatch.setattr(LanguageModel, "encode", counting)
+
+    with pytest.raises(TextError, match=r"exactly 1000000000 tokens"):
+        _text(model, 10**9)
+
+    assert len(cut) == 1
 
 
 def test_the_text_has_exactly_as_many_tokens_as_was_asked(model: LanguageModel) -> None:

@@ -19,13 +19,13 @@ from kvtransfer.errors import (
     TextError,
     UnsupportedModel,
 )
-from kvtransfer.guides.arms import ARMS, Arm, CachedArm
+from kvtransfer.guides.arms import ARMS, Arm, CachedArm, _comparable
 from kvtransfer.guides.climb import climb, numbers
 from kvtransfer.guides.guide import Choice, Guide
 from kvtransfer.guides.ladder import Prompt, arms, reopened, spread, verify
 from kvtransfer.guides.ladder_report import Climb
 from kvtransfer.guides.rungs import RUNGS
-from kvtransfer.hf.model import LanguageModel
+from kvtransfer.hf.model import LanguageModel, wrap
 from kvtransfer.hf.run import Reader, generate, prefill
 from kvtransfer.hf.variants import attending, in_dtype
 from tests.theorems.ropes import YARN
@@ -380,6 +380,68 @@ def test_a_report_says_it_per_attention_and_dtype(model: LanguageModel) -> None:
     assert model.module.config._attn_implementation == "sdpa"  # put back
 
 
+def test_a_way_of_computing_that_the_model_does_not_have_is_left_out(
+    tiny: Callable[..., LanguageModel],
+) -> None:
+    """GPT-OSS has no sdpa: its sinks are no part of torch's function."""
+    model = tiny("gpt_oss", num_hidden_layers=2, num_local_experts=2, num_experts_per_tok=1)
+    before = model.module.config._attn_implementation
+
+    report = verify(model, [GUIDE], tokens=3, seeds=0, recompute=1)
+    document = report.to_dict()
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(report)
+
+    assert report
+    assert [each["attention"] for each in document["climbs"]] == ["eager"]
+    assert document["verdict"] == "exact"
+    (why,) = document["left_out"]
+    assert why.startswith("float32, sdpa attention: ")
+    assert "sdpa" in why.partition("attention: ")[2]
+    text = console.export_text()
+    assert "Left out: float32, sdpa attention" in text
+    assert "Verdict: no fault in 1 way of computing, and 1 left out." in text
+    assert model.module.config._attn_implementation == before
+    with pytest.raises(UnsupportedModel, match="sdpa") as caught:  # nothing is left
+        verify(model, [GUIDE], tokens=3, seeds=0, attention=("sdpa",))
+    assert "eager, in float32" in str(caught.value.hint)
+
+
+def test_a_dtype_that_overflows_is_left_out_and_the_others_are_climbed(
+    tiny: Callable[..., LanguageModel],
+) -> None:
+    model = tiny("llama", num_hidden_layers=2)
+    with torch.no_grad():
+        model.module.model.layers[0].self_attn.v_proj.weight *= 1e6  # beyond float16's 65,504
+    again = wrap(model.module, model.tokenizer)
+
+    report = verify(
+        again, [GUIDE], tokens=3, seeds=0, attention=("sdpa",), dtypes=("float16", "bfloat16")
+    )
+
+    assert [(climb.dtype, climb.attention) for climb in report.climbs] == [("bfloat16", "sdpa")]
+    (why,) = report.left_out
+    assert why.startswith("float16")
+
+
+def test_what_fails_only_where_a_guide_is_hidden_is_not_left_out(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no shortcoming of the model alone, and a report without it would hide it."""
+
+    class Overflowing(CachedArm):
+        @classmethod
+        def on(cls, *given: Any, **named: Any) -> CachedArm:
+            arm = CachedArm.on(*given, **named)
+            arm.first = _comparable(arm.first * torch.inf)
+            return arm
+
+    monkeypatch.setattr("kvtransfer.guides.ladder.CachedArm", Overflowing)
+
+    with pytest.raises(UnsupportedModel, match="not finite"):
+        verify(model, [GUIDE], tokens=2, seeds=0)
+
+
 def test_a_report_of_a_fault_is_not_true(model: LanguageModel) -> None:
     right = verify(model, [GUIDE], tokens=4, seeds=1, attention=("sdpa",))
     wrong = replace(right, climbs=(*right.climbs, climbed(model, masked)), spelt=_any_token())
@@ -390,6 +452,9 @@ def test_a_report_of_a_fault_is_not_true(model: LanguageModel) -> None:
     assert right
     assert not wrong
     assert "FAULT (mask)" in text
+    assert "Verdict: a FAULT in 1 of 2 ways of computing." in text
+    assert (right.to_dict()["verdict"], wrong.to_dict()["verdict"]) == ("exact", "fault")
+    assert not replace(right, climbs=())  # of nothing, nothing is shown
     assert "where runs part first" in text
     assert wrong.to_dict()["climbs"][-1]["verdict"]["cause"] == "mask"
 
@@ -417,7 +482,7 @@ def test_the_seam_moves_back_for_a_prompt_that_merges(model: LanguageModel) -> N
 BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no guides": ({"guides": []}, TextError, "no guides"),
     "two of one name": ({"guides": [GUIDE, GUIDE]}, TextError, "code"),
-    "too long": ({"tokens": 600}, CacheLayoutError, "512"),
+    "too long": ({"tokens": 600}, CacheLayoutError, "guide 'code' .* 600 that are .* most 512"),
     "no tokens": ({"tokens": 0}, ValueError, "0 tokens"),
     "fewer than no seeds": ({"seeds": -1}, ValueError, "-1 seeds"),
     "nothing recomputed": ({"recompute": 0}, ValueError, "0 recomputed"),

@@ -1,9 +1,10 @@
 """A restored guide is the model's own cache, costs no forward pass, and is no other model's."""
 
+import gc
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from kvtransfer.fitting.settings import FitSettings
 from kvtransfer.fitting.texts import builtin
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.guides import shelf
+from kvtransfer.guides.guide import Guide
 from kvtransfer.guides.pack import GuidePack
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.run import generate, prefill, score
@@ -324,6 +326,97 @@ def test_numbers_that_were_written_to_are_refused(model: LanguageModel, folder: 
     with pytest.raises(CacheLayoutError, match="written to in place"):
         guide.restore(model)
     assert GuidePack.from_pretrained(folder)["harbour"].restore(model).values[1].abs().max() > 0
+
+
+def test_a_pack_is_a_mapping_of_its_guides(pack: GuidePack) -> None:
+    assert isinstance(pack, Mapping)
+    assert list(pack) == list(pack.keys()) == [name for name, _ in GUIDES]
+    assert [guide.text for guide in pack.values()] == [text for _, text in GUIDES]
+    assert {name: guide.text for name, guide in pack.items()} == dict(GUIDES)
+    assert pack.get("harbour") is pack["harbour"]
+    assert pack.get("nowhere") is None
+    with pytest.raises(ArtifactError, match="no guide 'nowhere'"):
+        pack["nowhere"]
+
+
+def test_names_and_texts_may_be_a_dict_pairs_or_a_generator(model: LanguageModel) -> None:
+    made = [
+        GuidePack.build(model, given)
+        for given in (dict(GUIDES), GUIDES, (each for each in GUIDES), [Guide(*GUIDES[0], ())])
+    ]
+
+    assert [list(each) for each in made[:3]] == [[name for name, _ in GUIDES]] * 3
+    assert list(made[3]) == ["harbour"]
+    for each in made[1:]:
+        assert same_bits(each["harbour"].restore(model), made[0]["harbour"].restore(model))
+
+
+def alive() -> int:
+    """Caches in memory."""
+    gc.collect()
+    return sum(type(each) is KVCache for each in gc.get_objects())
+
+
+def test_a_pack_that_is_made_into_a_folder_holds_one_guide_at_a_time(
+    model: LanguageModel, pack: GuidePack, mapping: KVMapping, tmp_path: Path
+) -> None:
+    before = alive()
+    counts: dict[str, list[int]] = {}
+
+    def counting(name: str) -> Callable[[int], None]:
+        return lambda tokens: counts.setdefault(name, []).append(alive() - before)
+
+    many = {f"{i}": text for i, (_, text) in enumerate(GUIDES * 2)}
+    GuidePack.build(model, many, progress=counting("in memory"))
+    before = alive()
+    made = GuidePack.build(model, many, into=tmp_path / "pack", progress=counting("into"))
+    before = alive()
+    mapped = made.transferred(mapping, into=tmp_path / "to", progress=counting("mapped"))
+
+    # Each is counted while it is made: one more for every guide that was kept.
+    def growth(name: str) -> int:
+        return counts[name][-1] - counts[name][0]
+
+    assert growth("in memory") == len(many) - 1
+    assert growth("into") == 0
+    assert growth("mapped") == len(many) - 1  # the pack that is read keeps what it has mapped
+    assert list(made) == list(many)
+    assert made.to_dict() == GuidePack.from_pretrained(tmp_path / "pack").to_dict()
+    assert same_bits(made["0"].restore(model), pack["harbour"].restore(model))
+    assert list(mapped) == list(many)
+    card = (tmp_path / "pack" / "README.md").read_text(encoding="utf-8")
+    assert card.count("| own, by ") == len(many)
+
+
+def test_what_is_no_guide_leaves_the_pack_that_was_there(
+    model: LanguageModel, folder: Path
+) -> None:
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    with pytest.raises(TextError, match="no tokens"):
+        GuidePack.build(model, [("a", "text"), ("b", "")], into=folder)
+    with pytest.raises(TextError, match="no tokens"):
+        GuidePack.build(model, [("a", "text"), ("b", "")], into=folder / "new")
+
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert not (folder / "new").exists()
+
+
+@pytest.mark.parametrize("kept", [0, 7, 0.5, -1])
+def test_a_truncated_guide_is_refused_when_it_is_opened(
+    model: LanguageModel, folder: Path, kept: float
+) -> None:
+    """Mapped into memory, it would end the process where its numbers are missing."""
+    path = file_of(folder, "harbour")
+    content = path.read_bytes()
+    path.write_bytes(content[: int(kept * len(content)) if kept == 0.5 else int(kept)])
+    guide = GuidePack.from_pretrained(folder)["harbour"]
+
+    for read in (lambda: guide.restore(model), lambda: guide.text, lambda: guide.ids):
+        with pytest.raises(ArtifactError, match=path.name):
+            read()
+    path.write_bytes(content)
+    assert GuidePack.from_pretrained(folder)["harbour"].text == GUIDES[0][1]
 
 
 # What cannot be a pack

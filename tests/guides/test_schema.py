@@ -72,6 +72,11 @@ def module(**changed: Any) -> dict[str, Any]:
         (module(text="{x}", parameters={"x": 0}), "'x' has 0 tokens"),
         (module(text="{x}", parameters={"x": True}), "'x' has True tokens"),
         (module(text="{x}", parameters={"x": "3"}), "'x' has '3' tokens"),
+        (module(text="{}", parameters={"": 3}), "a parameter is called ''"),
+        (module(text="{ }", parameters={" ": 3}), "a parameter is called ' '"),
+        # Their places overlap: as two parameters they would be one, and text.
+        (module(text="{a}{b}", parameters={"a}{b": 3, "b": 3}), r"is called 'a\}\{b'"),
+        (module(text="{{a}", parameters={"{a": 3, "a": 3}), r"is called '\{a'"),
         (module(txt="x"), "slot 1 has an unknown field 'txt'"),
         (
             {"name": "s", "layout": [{"module": "a", "text": "b"}] * 2},

@@ -26,7 +26,7 @@ def save(folder: Path, number: int, guides: int = 3) -> None:
         return shelf.Volume(name=str(name), tokens=1, told=told, tensors=tensors)
 
     head = {"model": {"number": number}, "provenance": {}}
-    shelf.save(folder, head, map(each, range(guides)), f"# {number}")
+    shelf.save(folder, head, map(each, range(guides)), lambda: f"# {number}")
 
 
 def number_in(folder: Path) -> int:
@@ -137,6 +137,23 @@ def test_a_full_disk_leaves_the_old_pack(tmp_path: Path) -> None:
         shelf.load(tmp_path / "fresh")
     save(tmp_path / "fresh", 2)
     assert number_in(tmp_path / "fresh") == 2
+
+
+def test_a_guide_that_cannot_be_made_leaves_the_old_pack_and_no_file(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    held = sorted((tmp_path / "guides").iterdir())
+
+    def each(name: int) -> shelf.Volume:
+        if name == 2:
+            raise KeyboardInterrupt
+        tensors = {"t": torch.full((SIZE,), 2.0)}
+        return shelf.Volume(name=str(name), tokens=1, told={"number": "2"}, tensors=tensors)
+
+    with pytest.raises(KeyboardInterrupt):
+        shelf.save(tmp_path, {"model": {}, "provenance": {}}, map(each, range(3)), lambda: "# 2")
+
+    assert number_in(tmp_path) == 1
+    assert sorted((tmp_path / "guides").iterdir()) == held
 
 
 def test_a_place_that_cannot_be_written_is_said() -> None:

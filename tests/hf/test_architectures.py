@@ -35,6 +35,7 @@ from kvtransfer.hf.model import LanguageModel, require_kv, wrap
 from kvtransfer.hf.relocate import relocate
 from kvtransfer.hf.run import generate, prefill, score
 from kvtransfer.hf.spec import spec_of
+from kvtransfer.steering.interventions import Ablate
 
 from ..conftest import SIZES as DENSE
 
@@ -51,6 +52,11 @@ SIZES: dict[str, Any] = DENSE | {
     "moe_intermediate_size": 32,
 }
 PREFIX, LIVE = 24, 8
+UNSEEN = (
+    *("bloom", "doge", "falcon", "gpt_neo", "gpt_neox_japanese", "mpt", "xglm"),
+    "hrm_text",  # its layers run several times, and each run has a cache of its own
+)
+"""Architectures whose attention does not go through transformers' interface, layer by layer."""
 
 WINDOW: dict[str, Any] = {"sliding_window": 16}
 """Less than the prefix, so that windows matter."""
@@ -493,6 +499,24 @@ def test_a_prefix_elsewhere_is_read_as_here_or_is_not_moved(tried: Tried) -> Non
     else:
         elsewhere = score(tried.model, live, relocate(tried.model, cache, 40))
         assert relative_error(elsewhere, tried.joint[:, PREFIX:]) < 1e-4
+
+
+def test_what_is_hidden_is_not_there_or_cannot_be_hidden(tried: Tried) -> None:
+    """Whatever stood there, and for rotations, which tell no place from another, nothing at all."""
+    prefix, live = tried.ids.split([PREFIX, LIVE], dim=1)
+    cache = prefill(tried.model, prefix)
+    removed = Ablate("removed")
+
+    if tried.model.spec.architecture in UNSEEN:
+        with pytest.raises(UnsupportedModel, match="saw what was to be hidden"):
+            score(tried.model, live, removed(cache))
+        return
+    hidden = score(tried.model, live, removed(cache))
+
+    other = cache.map(lambda block: block.flip(2) + 1)
+    assert torch.equal(score(tried.model, live, removed(other)), hidden)
+    if tried.model.spec.positions in ("rotary", "none"):
+        assert relative_error(hidden, score(tried.model, live)) < 1e-4
 
 
 def test_what_is_written_after_a_prefix_is_the_models_own_choice(tried: Tried) -> None:
