@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from kvtransfer.cli.console import AsJson, Device, Dtype, Source, Target, bars, foreseen, show
+from kvtransfer.cli.vectors import Vectors, named_vectors
 
 
 def evaluate(
@@ -27,6 +28,7 @@ def evaluate(
             help="Comma-separated; all if not given. With an edit: mapped+Scale(0.5,layers=mid)."
         ),
     ] = None,
+    vector: Vectors = None,
     recompute: Annotated[
         str | None,
         typer.Option(
@@ -89,7 +91,7 @@ def evaluate(
             asked = asked[:max_guides]
         if texts is None and asked is None:
             raise ValueError("--text none and --guides none leave nothing to evaluate")
-        fitted = KVMapping.from_pretrained(mapping)
+        fitted, vectors = KVMapping.from_pretrained(mapping), named_vectors(vector)
         models = load(source, dtype=dtype, device=device), load(target, dtype=dtype, device=device)
         questions = sum(len(guide.items) for guide in asked or ())
         with bars(text=items if texts is not None else 0, guides=questions) as advance:
@@ -99,6 +101,7 @@ def evaluate(
                 texts=texts,
                 guides=asked,
                 conditions=names,
+                bound=vectors,
                 recompute=shares,
                 packs={} if pack is None else {"pack": GuidePack.from_pretrained(pack)},
                 prefix=prefix,

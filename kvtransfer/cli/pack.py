@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from kvtransfer.cli.console import AsJson, Device, Dtype, bars, foreseen, show
+from kvtransfer.cli.vectors import Vectors, named_vectors
 
 app = typer.Typer(
     help="Guide packs: prefixes that are prepared once, and restored without a forward pass.",
@@ -135,6 +136,15 @@ def generate(
         ),
     ] = "strict",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 128,
+    edit: Annotated[
+        str | None,
+        typer.Option(help="An edit of its cache: Ablate(removed,layers=mid), or Steer(v,1.0)."),
+    ] = None,
+    every_step: Annotated[
+        bool,
+        typer.Option("--every-step", help="Edit all that is cached, anew at every token."),
+    ] = False,
+    vector: Vectors = None,
     cast: Annotated[bool, typer.Option(help="Allow a model of another dtype.")] = False,
     device: Device = "cpu",
     dtype: Dtype = None,
@@ -145,12 +155,15 @@ def generate(
         from kvtransfer.guides.pack import GuidePack
         from kvtransfer.hf.model import load
         from kvtransfer.hf.quiet import quiet
+        from kvtransfer.steering.expression import parse
 
         quiet()
         found = GuidePack.from_pretrained(pack)
         guide, made_by = found[name], found.maker.spec
         reader = load(model or made_by.name, dtype=dtype or made_by.dtype, device=device)
         graft = guide.graft(reader, cast=cast)
+        if edit is not None:
+            graft = graft.edited(parse(edit, named_vectors(vector)), every_step=every_step)
         joint = graft.joined(prompt, seam=seam)
         moved = joint.moved
         if moved is not None and not as_json:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from kvtransfer.errors import CacheLayoutError, SeamError
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.guides.chat import split_chat
 from kvtransfer.guides.seam import Joint, Seam, split
+from kvtransfer.hf.edited import Edit
 from kvtransfer.hf.graft import grafted
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.pieces import pieces
@@ -36,18 +37,31 @@ class Graft:
     read; a value that stays as it is."""
     chat: bool = False
     """Whether the guide is a system message, and prompts are what the user says."""
+    edit: Edit | None = None
+    """What is read at every step in place of all that is cached by then."""
     _open: list[ExitStack] = field(default_factory=list, repr=False)
 
     def __enter__(self) -> Any:
         """A fresh ``DynamicCache`` for one run of ``model.module`` or its ``generate``, whose calls
         are looked at; see :func:`kvtransfer.hf.graft.grafted`."""
         stack = ExitStack()
-        cache = stack.enter_context(grafted(self.model, self.prefix))
+        cache = stack.enter_context(grafted(self.model, self.prefix, edit=self.edit))
         self._open.append(stack)
         return cache
 
     def __exit__(self, *raised: object) -> None:
         self._open.pop().close()
+
+    def edited(self, edit: Edit, *, every_step: bool = False) -> "Graft":
+        """The same guide, its cache edited once, or at every step anew; this one stays as it is.
+
+        At every step the edit sees live and written tokens too, and edits do not add up.
+
+        >>> pack["harbour"].graft(model).edited(Ablate("removed", layers="mid"))
+        """
+        if every_step:
+            return replace(self, edit=edit, _open=[])
+        return replace(self, prefix=edit(self.prefix), _open=[])
 
     def joined(self, prompt: str, *, seam: Seam = "strict") -> Joint:
         """The ids of guide and ``prompt``, tokenized at once; see :func:`guides.seam.split` and, of
@@ -92,5 +106,7 @@ class Graft:
                 f"{self.model.spec.name} reads at most {limit}",
                 hint=f"ask for {max(limit - length + 1, 0)} at most (--max-new-tokens)",
             )
-        tokens = generate(self.model, joint.live, prefix, max_new_tokens=max_new_tokens)
+        tokens = generate(
+            self.model, joint.live, prefix, max_new_tokens=max_new_tokens, edit=self.edit
+        )
         yield from pieces(self.model.decode, tokens)

@@ -107,8 +107,14 @@ def battery(
         ),
         exact=exact,
         gain=mean(once["full"] - once["none"]),
-        notes=tuple(
-            f"{each.name} is left out: {each.layers} are no layers of {depth}" for each in missing
+        notes=(
+            *(f"{each.name} is left out: {each.layers} is no layer of {depth}" for each in missing),
+            *(
+                f"the prompt of {persona.name} ends with its last token {each.filled} times more: "
+                f"{model.spec.positions} positions do not allow to read it further on"
+                for each, persona in zip(opened, (source, target), strict=True)
+                if each.filled
+            ),
         ),
         provenance=Provenance.here(seed=seed),
     )

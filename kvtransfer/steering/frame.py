@@ -21,7 +21,8 @@ from kvtransfer.hf.run import read_at
 from kvtransfer.steering.persona import Persona
 
 MOVABLE = ("rotary", "none")
-"""Position schemes under which a prompt that begins further on is the same prompt."""
+"""Position schemes under which a prompt that begins further on is the same prompt. Under others the
+shorter one is filled up."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -32,6 +33,9 @@ class Opening:
     prefix: KVCache
     """Of all but the last id, one row; what it is shorter than the frame by is hidden at its left.
     """
+    filled: int = 0
+    """How often the last token of the persona's prompt is repeated, to make it as long as the
+    other's."""
 
     @property
     def width(self) -> int:
@@ -59,9 +63,9 @@ def openings(
     """Both personas' prompts on ``topic``, read so that they end at one column.
 
     Raises:
-        SteeringError: the prompts are the same, end in different tokens, or differ in length in a
-            model whose positions do not allow to read the shorter one further on.
+        SteeringError: the topic is empty, or the prompts are the same, or end in different tokens.
         SeamError: as :func:`prompt`.
+        CacheLayoutError: they are longer than the model has positions for.
     """
     if not topic.strip():
         raise SteeringError("the topic is empty", hint="give something to speak about")
@@ -77,25 +81,25 @@ def openings(
             f"{source.name} and {target.name} have the same prompt, so nothing can be transplanted",
             hint="name two personas",
         )
-    ids = [model.opened(joint.ids) for joint in joints]
-    lengths = len(ids[0]), len(ids[1])
-    if lengths[0] != lengths[1] and model.spec.positions not in MOVABLE:
-        raise SteeringError(
-            f"the prompts of {source.name} and {target.name} have {lengths[0]} and {lengths[1]} "
-            f"tokens, and the positions of {model.spec.name} ({model.spec.positions}) do not allow "
-            "to read the shorter one further on",
-            hint="word the prompts so that they have one length",
-        )
-    first, second = (_opening(model, each, max(lengths)) for each in ids)
+    lengths = [len(model.opened(joint.ids)) for joint in joints]
+    movable = model.spec.positions in MOVABLE
+    first, second = (
+        _opening(model, joint, max(lengths), filled=0 if movable else max(lengths) - length)
+        for joint, length in zip(joints, lengths, strict=True)
+    )
     return first, second
 
 
-def _opening(model: LanguageModel, ids: Int[Tensor, " t"], width: int) -> Opening:
-    """Read ``ids`` but the last, so that they end at column ``width - 1``."""
+def _opening(model: LanguageModel, joint: Joint, width: int, *, filled: int) -> Opening:
+    """Read a prompt but its last id, so that it ends at column ``width - 1``."""
+    # With its own last token, mostly a line break, of which nothing hangs.
+    filling = joint.hidden[-1:].expand(filled)
+    ids = model.opened(torch.cat((joint.hidden, filling, joint.live)))
     check_ids(model, ids[None])
     check_room(model, width)
     before = width - len(ids)
     positions = torch.arange(before, width - 1, device=model.device)[None]
     everywhere = model.rotary(torch.arange(width - 1, device=model.device)[None])
     cache = read_at(model, ids[None, :-1], positions)
-    return Opening(ids=ids, prefix=indent(cache, before, rotations=everywhere))
+    prefix = indent(cache, before, rotations=everywhere)
+    return Opening(ids=ids, prefix=prefix, filled=filled)

@@ -56,6 +56,28 @@ FAILURES = {
     ),
     "a dtype that nobody has": (FIT + "--data {prose} --dtype float99", "no dtype 'float99'"),
     "a device that nobody has": (FIT + "--data {prose} --device abacus", "device 'abacus'"),
+    # edits
+    "an edit that nobody knows": (
+        MAPPED + "--conditions own,mapped+Twist(1)",
+        "no intervention is called 'Twist'",
+    ),
+    "an edit of layers that are not there": (
+        MAPPED + "--conditions mapped+Scale(0.5,layers=9-20)",
+        "no layer ",
+    ),
+    "an edit whose arguments are none": (
+        MAPPED + "--conditions mapped+Scale(0.5,nan)",
+        "part is nan",
+    ),
+    "a vector that is nowhere": (MAPPED + "--vector v={root}/nowhere", "no steering vector at"),
+    "an ablation of layers that are not there": (
+        "ablate {source} --layers 77",
+        "no layer 77 in a model of",
+    ),
+    "an ablation without questions": (
+        "ablate {source} --guides {root}/missing.jsonl",
+        "no guide file at",
+    ),
     # mappings
     "no such mapping": (EVAL + "--mapping {root}/nowhere", "no mapping at"),
     "a mapping for another pair": (
@@ -102,6 +124,7 @@ FAILURES = {
 }
 
 MISTAKES = {
+    "a vector without a name": (MAPPED + "--vector {root}", "--vector is a new name and a folder"),
     "no source layers": (FIT + "--layers 0", "--layers is a positive number"),
     "layers that are no number": (FIT + "--layers some", "--layers is a positive number"),
     "more source layers than there are": (FIT + "--data {prose} --layers 9", "9 source layers"),

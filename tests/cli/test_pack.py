@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from kvtransfer.geometry.cache import KVCache
 from kvtransfer.guides.pack import GuidePack
+from kvtransfer.hf.edited import Edit
 from kvtransfer.hf.model import load
 from kvtransfer.hf.run import generate, prefill
+from kvtransfer.steering.interventions import Lag, Scale
 
 from .conftest import Done, Run
 
@@ -53,6 +56,29 @@ def test_text_after_a_guide_is_text_after_its_words(run: Run, places: dict[str, 
     assert (found["guide"], found["prompt"], found["seam_moved"]) == ("guide-1", PROMPT, None)
     assert model.decode(tokens).startswith(found["text"])
     assert streamed.stdout == found["text"] + "\n"
+
+
+def test_text_after_an_edited_guide_is_text_on_the_edit(run: Run, places: dict[str, Path]) -> None:
+    ask = ("pack", "generate", places["pack"], "guide-1", "--prompt", PROMPT, "--json")
+    options = ("--max-new-tokens", "8", "--model", places["source"])
+
+    once = document(run(*ask, *options, "--edit", "Scale(0.3,values)+Lag(1)"))
+    always = document(run(*ask, *options, "--edit", "Scale(0.3,values)", "--every-step"))
+    nothing = document(run(*ask, *options, "--edit", "Scale(1.0)"))
+
+    model = load(str(places["source"]))
+    guide = GuidePack.from_pretrained(places["pack"])["guide-1"]
+    joint = guide.graft(model).joined(PROMPT)
+
+    def written(edit: Edit | None, prefix: KVCache) -> str:
+        return model.decode(list(generate(model, joint.live, prefix, max_new_tokens=8, edit=edit)))
+
+    prefix = guide.restore(model)
+    quieter = Scale(0.3, "values")
+    assert written(None, Lag(1)(quieter(prefix))).startswith(once["text"])
+    assert written(quieter, prefix).startswith(always["text"])
+    assert written(None, prefix).startswith(nothing["text"])
+    assert len({once["text"], always["text"], nothing["text"]}) == 3
 
 
 def test_a_pack_goes_to_another_model(run: Run, places: dict[str, Path], tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from kvtransfer.guides.guide import Guide
 from kvtransfer.guides.pack import GuidePack
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.run import generate, prefill, score
+from kvtransfer.steering.interventions import Scale
 
 Tiny = Callable[..., LanguageModel]
 
@@ -186,6 +187,30 @@ def test_generate_after_a_graft_is_generate_after_the_text(
     batch = pack["harbour"].graft(model, batch=3)
     logits = score(model, LIVE.expand(3, -1), batch.prefix)
     torch.testing.assert_close(logits[2:], score(model, LIVE, graft.prefix), atol=1e-4, rtol=0)
+
+
+def test_a_guide_is_edited_once_or_at_every_step_and_stays_as_it_is(
+    model: LanguageModel, pack: GuidePack
+) -> None:
+    graft = pack["harbour"].graft(model)
+    plain = list(graft.stream(" At high", max_new_tokens=8))
+    halve = Scale(0.3, "values")
+
+    once, always = graft.edited(halve), graft.edited(halve, every_step=True)
+
+    ids = graft.joined(" At high").live
+    for edited, prefix, edit in ((once, halve(graft.prefix), None), (always, graft.prefix, halve)):
+        expected = list(generate(model, ids, prefix, max_new_tokens=8, edit=edit))
+        text = "".join(edited.stream(" At high", max_new_tokens=8))
+        assert text == model.decode(expected) != "".join(plain)
+        mask = torch.ones(1, edited.prefix.tokens + len(ids), dtype=torch.long)
+        module: Any = model.module
+        with edited as cache:
+            out = module.generate(
+                ids[None], cache=cache, attention_mask=mask, do_sample=False, max_new_tokens=8
+            )
+        assert out[0, len(ids) :].tolist()[: len(expected)] == expected
+    assert list(graft.stream(" At high", max_new_tokens=8)) == plain
 
 
 def test_streamed_text_is_what_the_joint_text_would_be_followed_by(
