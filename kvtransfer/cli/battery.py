@@ -55,14 +55,14 @@ def battery(
                 raise ValueError(f"--out {out} is a file; name a folder")
             require_drawable(out / PLOT)
         loaded = load(model, dtype=dtype, device=device)
-        with bars(battery=steps(loaded, tokens=tokens, long=persistence)) as advance:
+        with bars(battery=steps(loaded, tokens=tokens, persistence=persistence)) as advance:
             report = run(
                 loaded,
                 *personas,
                 topic=topic,
                 samples=samples,
                 tokens=tokens,
-                long=persistence,
+                persistence=persistence,
                 temperature=temperature,
                 seed=seed,
                 progress=lambda: advance("battery", 1),

@@ -11,6 +11,10 @@ Upper and lower case are one, as are straight and curly apostrophes, and any run
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+Matching = Literal["naive", "boundary", "deduplicated"]
+MATCHING: tuple[Matching, ...] = ("naive", "boundary", "deduplicated")
 
 WORD = re.compile(r"\w+(?:['-]\w+)*")
 """What counts as a word: letters and digits, with apostrophes and hyphens between them."""
@@ -31,9 +35,9 @@ class MarkerCount:
     words: int
     """Of the text."""
 
-    def density(self, count: int) -> float:
-        """``count`` per 100 words; 0 of a text without words."""
-        return 100 * count / self.words if self.words else 0.0
+    def density(self, way: Matching) -> float:
+        """Per 100 words, counted in one of the three ways; 0 of a text without words."""
+        return 100 * getattr(self, way) / self.words if self.words else 0.0
 
 
 def count_markers(text: str, markers: Sequence[str]) -> MarkerCount:

@@ -12,7 +12,7 @@ is the target's own, bit for bit.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -44,7 +44,7 @@ def battery(
     topic: str = TOPIC,
     samples: int = 8,
     tokens: int = 50,
-    long: int = 150,
+    persistence: int = 150,
     temperature: float = 0.7,
     seed: int = 0,
     progress: Callable[[], None] = lambda: None,
@@ -58,7 +58,7 @@ def battery(
         topic: What both are asked.
         samples: Rows of a configuration.
         tokens: Written in each.
-        long: Tokens of the persistence run, a multiple of ``tokens``; 0 for none.
+        persistence: Tokens of the long run, a multiple of ``tokens``; 0 for none.
         temperature: Of the drawing.
         seed: Of the drawing, and of the order of shuffled columns.
         progress: Called after every step: :func:`steps` times.
@@ -68,7 +68,7 @@ def battery(
         PersonaError: a persona has too few example texts.
         SeamError, CacheLayoutError, UnsupportedModel: the model cannot be run so.
     """
-    require_settings(samples, tokens, long, temperature)
+    require_settings(samples, tokens, persistence, temperature)
     depth = len(model.spec.layers)
     there, missing = fitting(depth)
     bands = {name: which(band, depth) for name, band in BANDS.items()}
@@ -88,7 +88,7 @@ def battery(
         if each.name == "full":
             exact = is_own(run, own)
         looked[each.name] = yardstick.look(each, run)
-    lasting = _persistence(stage, there, long, target) if long else {}
+    lasting = _persistence(stage, there, persistence, target) if persistence else {}
     once = {name: each.markers["deduplicated"] for name, each in looked.items()}
     return BatteryReport(
         model=model.spec.name,
@@ -97,7 +97,7 @@ def battery(
         topic=topic.strip(),
         samples=samples,
         tokens=tokens,
-        long=long,
+        long=persistence,
         temperature=temperature,
         bands=bands,
         axes=axes,
@@ -120,18 +120,18 @@ def battery(
     )
 
 
-def steps(model: LanguageModel, *, tokens: int = 50, long: int = 150) -> int:
+def steps(model: LanguageModel, *, tokens: int = 50, persistence: int = 150) -> int:
     """How many steps a battery takes."""
     cells = len(fitting(len(model.spec.layers))[0])
-    return (cells + 2) * tokens + (cells + 1) * long
+    return (cells + 2) * tokens + (cells + 1) * persistence
 
 
-def require_settings(samples: int, tokens: int, long: int, temperature: float) -> None:
+def require_settings(samples: int, tokens: int, persistence: int, temperature: float) -> None:
     """Raise ValueError for numbers that no battery can be run with."""
     if samples < 1 or tokens < 2:
         raise ValueError(f"{samples} samples of {tokens} tokens: at least 1 of 2 are needed")
-    if long < 0 or long % tokens:
-        raise ValueError(f"a persistence run of {long} tokens is no multiple of {tokens}")
+    if persistence < 0 or persistence % tokens:
+        raise ValueError(f"a persistence run of {persistence} tokens is no multiple of {tokens}")
     if not (math.isfinite(temperature) and temperature > 0):
         raise ValueError(f"the temperature is {temperature}, and must be above 0")
 
@@ -199,12 +199,23 @@ class Stage:
 
 
 def require_same_tokens(run: Trajectory, own: Trajectory) -> None:
-    """Raise SteeringError unless both wrote the same tokens."""
+    """Raise SteeringError unless both wrote the same tokens, and the model read them in both.
+
+    What it read is seen in layer 0, whose values are of a token alone, whatever stands before it.
+    """
+    hint = "a control whose tokens differ controls nothing: do not use this run"
     if not torch.equal(run.ids, own.ids):
-        apart = int((run.ids != own.ids).sum()) if run.ids.shape == own.ids.shape else "all"
         raise SteeringError(
-            f"{apart} of {own.ids.numel()} tokens of the same-token control are not the target's",
-            hint="a control whose tokens differ controls nothing: do not use this run",
+            f"the same-token control wrote other tokens than the target, {int(own.ids.numel())} in "
+            f"all, from step {int((run.ids != own.ids).any(dim=0).int().argmax())} on",
+            hint=hint,
+        )
+    ours, theirs = (each.written(0)[1].float() for each in (run, own))
+    if not torch.allclose(ours, theirs, rtol=1e-2, atol=1e-3 * float(theirs.abs().max())):
+        raise SteeringError(
+            "layer 0 of the same-token control read other tokens than the target wrote: its values "
+            f"differ by up to {float((ours - theirs).abs().max()):.2g}",
+            hint=hint,
         )
 
 
@@ -212,10 +223,7 @@ def _persistence(
     stage: Stage, there: Sequence[Configuration], long: int, target: Persona
 ) -> dict[str, tuple[Estimate, ...]]:
     """Markers in each stretch of a longer run, which is transplanted to its end."""
-    longer = Stage(
-        *(stage.model, stage.source, stage.target, stage.samples, long),
-        *(stage.temperature, stage.seed, (), stage.progress),
-    )
+    longer = replace(stage, tokens=long, watch=())
     own = longer.run(stage.target)
     found = {}
     for each in there:

@@ -8,7 +8,6 @@ have beside its own paired run, with whose first tokens it still agrees.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from kvtransfer.hf.model import LanguageModel
 from kvtransfer.measures.diversity import type_token_ratio
 from kvtransfer.measures.intervals import mean
 from kvtransfer.measures.lean import cosine_gap
-from kvtransfer.measures.markers import MarkerCount, count_markers
+from kvtransfer.measures.markers import MATCHING, MarkerCount, Matching, count_markers
 from kvtransfer.measures.repetition import repetition
 from kvtransfer.report import Estimate
 from kvtransfer.steering.axis import PersonaAxis
@@ -31,10 +30,6 @@ from kvtransfer.steering.trajectory import Trajectory
 
 Rows = NDArray[np.float64]
 """One number a sample."""
-
-Matching = Literal["naive", "boundary", "deduplicated"]
-MATCHING: tuple[Matching, ...] = ("naive", "boundary", "deduplicated")
-"""Ways to count markers; see :mod:`kvtransfer.measures.markers`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -134,4 +129,4 @@ def _over(each_layer: Sequence[tuple[Tensor, Tensor]], part: int, layers: tuple[
 
 def densities(counts: Sequence[MarkerCount], way: Matching) -> Rows:
     """Markers per 100 words, counted in one of the three ways."""
-    return np.array([count.density(getattr(count, way)) for count in counts])
+    return np.array([count.density(way) for count in counts])

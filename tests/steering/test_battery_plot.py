@@ -19,7 +19,7 @@ from tests.steering.test_battery import LONG, SHORT, TOPIC
 
 @pytest.fixture(scope="module")
 def report(tiny: Callable[..., LanguageModel]) -> BatteryReport:
-    return battery(tiny("llama"), SHORT, LONG, topic=TOPIC, samples=2, tokens=2, long=0)
+    return battery(tiny("llama"), SHORT, LONG, topic=TOPIC, samples=2, tokens=2, persistence=0)
 
 
 def test_every_configuration_has_a_shape_of_its_own() -> None:
