@@ -42,7 +42,8 @@ def extract(
     pairs: Annotated[
         Path,
         typer.Argument(
-            help='JSON lines: {"positive": "…", "negative": "…"}, of texts or lists of messages.'
+            help='JSON lines: {"positive": "…", "negative": "…"}, of texts or lists of messages; '
+            "or builtin ones: steps, pirate."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write; a vector that is there is replaced.")],

@@ -20,6 +20,10 @@ Message = Mapping[str, str]
 Said = str | Sequence[Message]
 """A prompt: plain text, or a conversation, which the model's chat template makes one of."""
 
+FOLDER = Path(__file__).parent / "contrasts"
+"""Pairs that come with kvtransfer: everyday questions, asked for an answer in numbered steps or in
+prose (``steps``), like a pirate or like a teacher (``pirate``)."""
+
 EXAMPLE = '{"positive": "…", "negative": "…"}, either a text or a list of messages'
 
 
@@ -34,14 +38,21 @@ class Pair:
 def read_pairs(path: str | Path) -> tuple[Pair, ...]:
     """Read a file of pairs: a JSON object a line, with ``positive`` and ``negative``.
 
+    Args:
+        path: The file, or the name of pairs that come with kvtransfer: ``steps``, ``pirate``.
+
     Raises:
         TextError: the file is missing or empty, or a line is broken; the line is named.
     """
-    path = Path(path)
+    builtin = {each.stem: each for each in FOLDER.glob("*.jsonl")}
+    path = builtin.get(str(path), Path(path))
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except FileNotFoundError as error:
-        raise TextError(f"no file of pairs at {path}", hint="check the path") from error
+        raise TextError(
+            f"no file of pairs at {path}",
+            hint=f"check the path; pairs that come with kvtransfer: {', '.join(sorted(builtin))}",
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise TextError(
             f"{path} cannot be read as UTF-8 text: {error}", hint="give a .jsonl file in UTF-8"

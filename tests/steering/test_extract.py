@@ -266,5 +266,6 @@ def test_a_missing_or_binary_file_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(TextError, match="no file of pairs"):
         read_pairs(tmp_path / "missing.jsonl")
+    assert len(read_pairs("steps")) == len(read_pairs("pirate")) == 24
     with pytest.raises(TextError, match="cannot be read as UTF-8"):
         read_pairs(tmp_path / "binary")
