@@ -89,7 +89,6 @@ def battery(
             exact = is_own(run, own)
         looked[each.name] = yardstick.look(each, run)
     lasting = _persistence(stage, there, persistence, target) if persistence else {}
-    once = {name: each.markers["deduplicated"] for name, each in looked.items()}
     return BatteryReport(
         model=model.spec.name,
         source=source,
@@ -102,11 +101,12 @@ def battery(
         bands=bands,
         axes=axes,
         cells=tuple(
-            looked[each.name].cell(each, each.edited(depth), lasting.get(each.name, ()))
+            looked[each.name].cell(
+                each, each.edited(depth), looked["none"], lasting.get(each.name, ())
+            )
             for each in there
         ),
         exact=exact,
-        gain=mean(once["full"] - once["none"]),
         notes=(
             *(f"{each.name} is left out: {each.layers} is no layer of {depth}" for each in missing),
             *(

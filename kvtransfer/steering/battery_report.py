@@ -38,6 +38,8 @@ class Cell:
     """The same in log odds of the target."""
     markers: Mapping[str, Estimate]
     """The target's per 100 words: ``naive``, ``boundary``, ``deduplicated``."""
+    gain: Estimate
+    """The target's per 100 words, deduplicated, over those with nothing edited, paired."""
     source_markers: Estimate
     """The source's per 100 words, deduplicated."""
     type_token_ratio: Estimate
@@ -60,6 +62,7 @@ class Cell:
             "projection": _plain(self.projection),
             "projection_raw": _plain(self.projection_raw),
             "markers": _plain(self.markers),
+            "gain": self.gain.to_dict(),
             "source_markers": self.source_markers.to_dict(),
             "type_token_ratio": self.type_token_ratio.to_dict(),
             "repetition": self.repetition.to_dict(),
@@ -91,8 +94,6 @@ class BatteryReport:
     cells: tuple[Cell, ...]
     exact: bool
     """Whether full replacement wrote the target's own tokens and kept its own keys and values."""
-    gain: Estimate
-    """Markers per 100 words, deduplicated: full replacement over none, paired."""
     notes: tuple[str, ...]
     provenance: Provenance
 
@@ -102,7 +103,12 @@ class BatteryReport:
     @property
     def apart(self) -> bool:
         """Whether the model plays the two personas apart, as far as markers tell."""
-        return self.gain.low is not None and self.gain.low > 0
+        return surely(self.gain)
+
+    @property
+    def gain(self) -> Estimate:
+        """Markers per 100 words, deduplicated: full replacement over none, paired."""
+        return self.cell("full").gain
 
     def cell(self, name: str) -> Cell:
         """A configuration's figures.
@@ -161,13 +167,12 @@ class BatteryReport:
                 f"({self.gain:.1f} markers in 100 words more), so nothing can be said of transfer."
             )
         full = self.cell("full")
-        own = full.markers["deduplicated"].value - self.gain.value
         said = []
         for cell in self.cells:
             if not cell.layers or cell.name == "full":
                 continue
             aligned = cell.v_here.value >= ALIGNED * full.v_here.value
-            speaks = cell.markers["deduplicated"].value - own >= ALIGNED * self.gain.value
+            speaks = cell.gain.value >= ALIGNED * self.gain.value and surely(cell.gain)
             said.append((cell.name, aligned, speaks))
         groups = {
             "aligned, and speak like the target": [n for n, a, s in said if a and s],
@@ -177,7 +182,7 @@ class BatteryReport:
         }
         return (
             f"All of the target's trajectory brings {self.gain:.1f} markers in 100 words. By half "
-            "of its V-gap and half of its gain: "
+            "of its V-gap, and half of its gain if surely above none: "
             + "; ".join(f"{word}: {', '.join(cells)}" for word, cells in groups.items() if cells)
             + "."
         )
@@ -231,6 +236,11 @@ class BatteryReport:
             "held-out texts on their side). Markers of the target in 100 words: as substrings, as "
             "whole words, longest first and none twice. Same tokens: its text is the target's."
         )
+
+
+def surely(gain: Estimate) -> bool:
+    """Whether all of an interval is above 0."""
+    return gain.low is not None and gain.low > 0
 
 
 def _two(estimate: Estimate, spec: str) -> str:

@@ -47,9 +47,13 @@ class Looked:
     texts: tuple[str, ...]
 
     def cell(
-        self, of: Configuration, layers: tuple[int, ...], persistence: tuple[Estimate, ...]
+        self,
+        of: Configuration,
+        layers: tuple[int, ...],
+        none: "Looked",
+        persistence: tuple[Estimate, ...],
     ) -> Cell:
-        """Their means, with intervals."""
+        """Their means, with intervals; the gain is over ``none``."""
         gaps = [
             {name: mean(rows) for name, rows in each.items()} for each in (self.v_gap, self.k_gap)
         ]
@@ -65,6 +69,7 @@ class Looked:
             projection={name: mean(rows) for name, rows in self.projection.items()},
             projection_raw={name: mean(rows) for name, rows in self.projection_raw.items()},
             markers={name: mean(rows) for name, rows in self.markers.items()},
+            gain=mean(self.markers["deduplicated"] - none.markers["deduplicated"]),
             source_markers=mean(self.source_markers),
             type_token_ratio=mean(self.type_token_ratio),
             repetition=mean(self.repetition),
