@@ -42,7 +42,8 @@ def extract(
     pairs: Annotated[
         Path,
         typer.Argument(
-            help='JSON lines: {"positive": "…", "negative": "…"}, of texts or lists of messages.'
+            help='JSON lines: {"positive": "…", "negative": "…"}, of texts or lists of messages; '
+            "or builtin ones: steps, pirate."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write; a vector that is there is replaced.")],
@@ -59,11 +60,11 @@ def extract(
     Says so where the pairs hardly differ, and writes the vector all the same.
     """
     with foreseen():
-        from kvtransfer.artifact import refuse_foreign
         from kvtransfer.hf.model import load
         from kvtransfer.hf.quiet import quiet
         from kvtransfer.steering.extract import extract as read_off
         from kvtransfer.steering.pairs import read_pairs
+        from kvtransfer.steering.vector import refuse_foreign
 
         quiet()
         told = read_pairs(pairs)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from kvtransfer.evaluation.conditions import CONDITIONS, CONTROLS
@@ -185,7 +185,7 @@ def _plain(estimates: dict[str, Any]) -> dict[str, Any]:
 
 def _text_table(result: TextResult, source: str, target: str) -> Table:
     table = Table(
-        "condition",
+        Column("condition", overflow="fold"),
         *(header for _, header, _ in TEXT_COLUMNS),
         title=f"{source} → {target}: {result.continuation} tokens after {result.prefix} hidden",
         caption=f"n = {result.n} items; paired bootstrap 95 % intervals over items",
@@ -198,7 +198,7 @@ def _text_table(result: TextResult, source: str, target: str) -> Table:
 
 def _guide_table(result: GuideResult) -> Table:
     table = Table(
-        "condition",
+        Column("condition", overflow="fold"),
         *(header for _, header, _ in GUIDE_COLUMNS),
         title="questions about a hidden guide",
         caption=f"n = {result.n} items; guessing gives {result.chance.mean():.0%}",

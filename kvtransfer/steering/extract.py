@@ -40,7 +40,7 @@ def extract(
         pairs: Of prompts, positive first.
         at: The token to look at, from the end: -1 is the last of the prompt.
         chat: Whether a plain text is what a user says, put into the model's chat template.
-        seed: Of the signs of the control.
+        seed: Of the control: which pair of every two is turned round.
         progress: Told 1 after each pair.
 
     Returns:
@@ -63,7 +63,7 @@ def extract(
         _check(positive, negative, at, number)
         # One of every two is turned round: whatever all pairs share cancels out.
         sign = int(torch.randint(2, (), generator=source)) * 2 - 1 if number % 2 else -sign
-        have, lack = (_token(prefill(model, ids[None]), ids, at) for ids in (positive, negative))
+        have, lack = (_token(prefill(model, ids[None]), at) for ids in (positive, negative))
         for kind, each in sums.items():
             each.add(getattr(have, kind), getattr(lack, kind), sign)
         tokens += len(positive) + len(negative)
@@ -146,7 +146,7 @@ class _Token:
     values: Float[Tensor, " n"]
 
 
-def _token(cache: KVCache, ids: Tensor, at: int) -> _Token:
+def _token(cache: KVCache, at: int) -> _Token:
     content = cache.to(dtype=torch.float32).content()
     keys, values = (
         torch.cat([block[0, :, at].double().flatten().cpu() for block in blocks])

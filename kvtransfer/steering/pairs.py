@@ -20,6 +20,10 @@ Message = Mapping[str, str]
 Said = str | Sequence[Message]
 """A prompt: plain text, or a conversation, which the model's chat template makes one of."""
 
+FOLDER = Path(__file__).parent / "contrasts"
+"""Pairs that come with kvtransfer: everyday questions, asked for an answer in numbered steps or in
+prose (``steps``), like a pirate or like a teacher (``pirate``)."""
+
 EXAMPLE = '{"positive": "…", "negative": "…"}, either a text or a list of messages'
 
 
@@ -34,14 +38,21 @@ class Pair:
 def read_pairs(path: str | Path) -> tuple[Pair, ...]:
     """Read a file of pairs: a JSON object a line, with ``positive`` and ``negative``.
 
+    Args:
+        path: The file, or the name of pairs that come with kvtransfer: ``steps``, ``pirate``.
+
     Raises:
         TextError: the file is missing or empty, or a line is broken; the line is named.
     """
-    path = Path(path)
+    builtin = {each.stem: each for each in FOLDER.glob("*.jsonl")}
+    path = builtin.get(str(path), Path(path))
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except FileNotFoundError as error:
-        raise TextError(f"no file of pairs at {path}", hint="check the path") from error
+        raise TextError(
+            f"no file of pairs at {path}",
+            hint=f"check the path; pairs that come with kvtransfer: {', '.join(sorted(builtin))}",
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise TextError(
             f"{path} cannot be read as UTF-8 text: {error}", hint="give a .jsonl file in UTF-8"
@@ -94,12 +105,17 @@ def prompt_ids(model: LanguageModel, said: Said, *, chat: bool = False) -> Int[T
 
     Raises:
         SteeringError: there is no chat template, or it refuses the conversation.
-        TextError: nothing is said.
+        TextError: nothing is said, or half a character.
     """
     if isinstance(said, str) and not said.strip():
         raise TextError("an empty prompt", hint="say something")
-    if isinstance(said, str) and not chat:
-        return model.opened(model.encode(said))
+    text = said if isinstance(said, str) and not chat else _rendered(model, said)
+    if any("\ud800" <= letter <= "\udfff" for letter in text):  # JSON can spell one
+        raise TextError(f"a prompt holds half a character: {text[:60]!r}", hint="leave it out")
+    return model.opened(model.encode(text))
+
+
+def _rendered(model: LanguageModel, said: Said) -> str:
     turns: Sequence[Message] = (
         [{"role": "user", "content": said}] if isinstance(said, str) else said
     )
@@ -109,15 +125,16 @@ def prompt_ids(model: LanguageModel, said: Said, *, chat: bool = False) -> Int[T
             hint="give prompts as plain text, without chat",
         )
     try:
-        text = model.tokenizer.apply_chat_template(
-            [dict(turn) for turn in turns], tokenize=False, add_generation_prompt=True
+        return str(
+            model.tokenizer.apply_chat_template(
+                [dict(turn) for turn in turns], tokenize=False, add_generation_prompt=True
+            )
         )
     except Exception as error:  # a template is a program, and raises what it likes
         raise SteeringError(
             f"the chat template of {model.spec.name} refuses the conversation: {first_line(error)}",
             hint="some know no system message; roles take turns, beginning with the user",
         ) from error
-    return model.opened(model.encode(str(text)))
 
 
 def read_alike(one: Int[Tensor, " s"], other: Int[Tensor, " t"], at: int) -> bool:

@@ -18,6 +18,7 @@ from kvtransfer.errors import ArtifactError, IncompatibleModels, SteeringError
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.geometry.spec import ModelSpec, same_model
 from kvtransfer.hf.repository import snapshot, upload
+from kvtransfer.steering.card import card
 
 KIND = "cache_vector"
 MAKER = "kvtransfer steer extract … --out DIR"
@@ -143,6 +144,8 @@ class CacheVector:
         Raises:
             ArtifactError: the place cannot be written, or holds something else.
         """
+        place = Path(folder).expanduser()
+        refuse_foreign(place)
         tensors = {
             f"{kind}.{index}": block.float()
             for kind, blocks in (("keys", self.keys), ("values", self.values))
@@ -155,9 +158,8 @@ class CacheVector:
             "notes": list(self.notes),
             "provenance": dict(self.provenance),
         }
-        artifact.save(
-            Path(folder).expanduser(), kind=KIND, config=config, tensors=tensors, card=self._card()
-        )
+        told = card(config, self.norms)
+        artifact.save(place, kind=KIND, config=config, tensors=tensors, card=told)
 
     @classmethod
     def from_pretrained(cls, name: str | Path, *, revision: str | None = None) -> "CacheVector":
@@ -215,40 +217,6 @@ class CacheVector:
             self.save_pretrained(Path(folder) / "vector")
             return upload(Path(folder) / "vector", name, private=private, token=token)
 
-    def _card(self) -> str:
-        keys, values = self.norms
-        rows = {
-            **self.made,
-            "token": f"{self.at} (from a prompt's end)",
-            "length of keys, values": f"{keys:.4g}, {values:.4g}",
-            "weights": f"`{self.identity}`",
-            "made by": f"`{self.provenance.get('command', '')}`",
-            "commit": self.provenance.get("commit", ""),
-            "date": self.provenance.get("date", ""),
-        }
-        lines = [
-            f"# A steering vector for the KV caches of {self.spec.name}",
-            "",
-            f"What to add to the keys and values of one token in {len(self.keys)} layers "
-            "(cache steering, arXiv:2507.08799).",
-            "",
-            "```python",
-            "from kvtransfer import CacheVector, Steer, prefill",
-            "",
-            'steer = Steer(CacheVector.from_pretrained("this folder"), 2.0)',
-            "steered = steer(prefill(model, ids))  # once; decoding on it costs nothing more",
-            "```",
-            "",
-            "| | |",
-            "|---|---|",
-            *(f"| {name} | {value} |" for name, value in rows.items()),
-            "",
-            *(f"**Note.** {note}\n" for note in self.notes),
-            "How much is too much depends on model and prompt: `kvtransfer steer sweep` shows it.",
-            "",
-        ]
-        return "\n".join(lines)
-
     def _widths(self) -> list[tuple[int, int, int, int]]:
         return [(*k.shape, *v.shape) for k, v in zip(self.keys, self.values, strict=True)]
 
@@ -282,6 +250,19 @@ class CacheVector:
         return replace(
             self, keys=tuple(map(fn, self.keys)), values=tuple(map(fn, self.values)), made=made
         )
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Raise ArtifactError if saving to ``folder`` would destroy something else than a vector."""
+    artifact.refuse_foreign(folder)
+    if (folder / artifact.CONFIG).exists():
+        try:
+            artifact.read_config(folder, kind=KIND)
+        except ArtifactError as error:
+            raise ArtifactError(
+                f"{folder} exists and holds no steering vector that this version knows",
+                hint="name a new or empty folder",
+            ) from error
 
 
 def check_directions(

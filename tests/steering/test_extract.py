@@ -224,6 +224,9 @@ def test_a_conversation_without_a_template_is_refused(
         prompt_ids(talking, [{"role": "system", "content": "a"}])
     with pytest.raises(TextError, match="an empty prompt"):
         prompt_ids(talking, " ", chat=True)
+    for chat in (False, True):
+        with pytest.raises(TextError, match="half a character"):
+            prompt_ids(talking, "a \ud83d b", chat=chat)
 
 
 # Files of pairs
@@ -263,5 +266,6 @@ def test_a_missing_or_binary_file_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(TextError, match="no file of pairs"):
         read_pairs(tmp_path / "missing.jsonl")
+    assert len(read_pairs("steps")) == len(read_pairs("pirate")) == 24
     with pytest.raises(TextError, match="cannot be read as UTF-8"):
         read_pairs(tmp_path / "binary")

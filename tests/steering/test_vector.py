@@ -200,6 +200,15 @@ def test_what_is_no_vector_is_refused(tmp_path: Path) -> None:
         CacheVector.from_pretrained("nobody/nothing")
 
 
+def test_no_other_artifact_is_replaced(vector: CacheVector, saved: Path) -> None:
+    vector.save_pretrained(saved)  # one of its kind is
+    config = json.loads((saved / "config.json").read_text(encoding="utf-8"))
+    (saved / "config.json").write_text(json.dumps(config | {"kind": "kv_mapping"}))
+
+    with pytest.raises(ArtifactError, match="holds no steering vector"):
+        vector.save_pretrained(saved)
+
+
 def test_a_hub_that_cannot_be_reached_is_said(vector: CacheVector) -> None:
     with pytest.raises(ArtifactError, match="nobody/nothing cannot be written on the hub"):
         vector.push_to_hub("nobody/nothing")

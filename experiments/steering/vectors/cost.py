@@ -30,7 +30,7 @@ def main() -> None:
     quiet()
     torch.set_num_threads(1)
     model = load("smollm2-135m", dtype="float32")
-    vector = extract(model, read_pairs(HERE / "steps.jsonl")[:4], chat=True).vector
+    vector = extract(model, read_pairs("steps")[:4], chat=True).vector
     ids = prompt_ids(model, "How do I make a cup of tea?", chat=True)[None]
     began = time.perf_counter()
     plain = prefill(model, ids)

@@ -56,7 +56,7 @@ def main() -> None:
     quiet()
     console = Console(width=120)
     model = load(asked.model, dtype="float32")
-    read = extract(model, read_pairs(HERE / f"{asked.style}.jsonl"), chat=True)
+    read = extract(model, read_pairs(asked.style), chat=True)
     console.print(read)
     vector = read.vector
     directions = {

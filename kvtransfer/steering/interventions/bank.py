@@ -1,9 +1,9 @@
 """Show a prefix to some layers alone."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvtransfer.geometry.cache import KVCache
-from kvtransfer.steering.edit import word
+from kvtransfer.steering.edit import said, word
 from kvtransfer.steering.interventions.ablate import Ablate
 from kvtransfer.steering.layers import Layers, frozen, which
 
@@ -31,7 +31,10 @@ class Bank:
         depth = len(cache)
         seeing = set(which(self.layers, depth))
         blind = [layer for layer in range(depth) if layer not in seeing]
-        return Ablate("removed", layers=blind)(cache) if blind else cache
+        if not blind:
+            return cache
+        hidden = Ablate("removed", layers=blind)(cache).hidden
+        return said(replace(cache, hidden=hidden), self)
 
     def __str__(self) -> str:
         return f"Bank({word(self.layers)})"
