@@ -6,7 +6,8 @@ The siblings are those of experiments/siblings. The group is profiled on documen
 facts (the fit split), and judged on others (heldout). Two arms tell why a group brings what it
 brings: "exact" has the base's own keys and values in the group, as if the state that enters it were
 right; "projections" makes every layer's anew from the state that entered that layer in the sibling.
-Writes results/NAME.json.
+And two do what DroidSpeak does not: the sibling's cache is taken through a map that was fitted on
+the fit split, whole, or after the base has run its first third of layers. Writes results/NAME.json.
 """
 
 import argparse
@@ -26,6 +27,11 @@ from experiments.siblings import facts
 from experiments.siblings.openings import START
 from experiments.siblings.taught import NAMES, taught
 from kvtransfer import KVCache, LanguageModel, builtin, load, prefill, score
+from kvtransfer.fitting.fit import capture_texts
+from kvtransfer.fitting.mapping import KVMapping
+from kvtransfer.fitting.settings import FitSettings
+from kvtransfer.fitting.solve import fit_captured
+from kvtransfer.fitting.transfer import transfer
 from kvtransfer.guides.group_profile import GroupProfile, profile_groups
 from kvtransfer.guides.recompute import recompute
 from kvtransfer.guides.reuse import Group, lend, recompute_group
@@ -51,8 +57,34 @@ def items(model: LanguageModel, split: str, length: int) -> Iterator[Int[Tensor,
         yield ids[:length]
 
 
+def fitted_on() -> Iterator[str]:
+    """What maps are fitted on: whole documents of the kinds that are judged, in turn."""
+    made_up = facts.documents(SEED)
+    for text in builtin("fit"):
+        yield START + text
+        yield START + next(made_up)
+
+
+def maps(source: LanguageModel, target: LanguageModel, tokens: int) -> dict[str, KVMapping]:
+    """From the sibling's cache to the model's, alone and after a third of the model's layers."""
+    start = len(target.spec.layers) // 3
+    with_start = FitSettings(tokens=tokens, layers=2, chunk=128, start=start)
+    captured = capture_texts(source, target, fitted_on(), with_start)
+    return {
+        name: fit_captured(captured, source, target, settings, control=False).mapping
+        for name, settings in (
+            ("mapped", replace(with_start, start=None)),
+            (f"first {start} layers, others mapped", with_start),
+        )
+    }
+
+
 def arms(
-    source: LanguageModel, target: LanguageModel, hidden: Tensor, found: GroupProfile
+    source: LanguageModel,
+    target: LanguageModel,
+    hidden: Tensor,
+    found: GroupProfile,
+    mappings: dict[str, KVMapping],
 ) -> dict[str, KVCache]:
     """The same prefix, made in every way."""
     groups = [found.of_size(size) for size in SIZES if size <= found.share * found.depth + 1e-9]
@@ -77,6 +109,7 @@ def arms(
         "projections": projected,
         f"projections, best {len(largest)} layers": anew(largest, projected),
         **{f"{share:.0%} of tokens": recompute(target, hidden, raw, share) for share in SHARES},
+        **{name: transfer(each, source, target, hidden) for name, each in mappings.items()},
     }
 
 
@@ -112,6 +145,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--calibration", type=int, default=4, help="items to profile on")
     parser.add_argument("--items", type=int, default=24, help="items to judge on")
+    parser.add_argument("--tokens", type=int, default=10_000, help="to fit the maps on")
     parser.add_argument("--prefix", type=int, default=96)
     parser.add_argument("--live", type=int, default=32)
     asked = parser.parse_args()
@@ -131,14 +165,16 @@ def main() -> None:
         "dtype": asked.dtype,
         "prefix": asked.prefix,
         "live": asked.live,
+        "map_tokens": asked.tokens,
         "profile": found.to_dict(),
     }
+    mappings = maps(source, target, asked.tokens)
     size = int(found.share * found.depth + 1e-9)
     tried = [Group(first, first + size - 1) for first in range(0, found.depth - size + 1, STEP)]
     curve, ceiling = Curve(worst="raw"), Curve(worst="raw")
     for ids in islice(items(target, "heldout", length), asked.items):
         hidden, live = ids[None, : asked.prefix], ids[None, asked.prefix :]
-        made = arms(source, target, hidden, found)
+        made = arms(source, target, hidden, found, mappings)
         curve.add(judged(target, live, made))
         own, raw = made["own"], made["raw"]
         every = {str(group): exact(raw, own, group) for group in tried}
