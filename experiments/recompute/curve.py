@@ -50,26 +50,29 @@ class Curve:
         }
 
 
-def write(name: Path, curve: Curve, settings: dict[str, Any]) -> None:
-    """Print the curve, and write it with its items to results/."""
-    arms = curve.to_dict()
+def save(name: Path, curve: Curve, settings: dict[str, Any]) -> None:
+    """Write the curve with its items to results/: after each item, lest a run cut short be lost."""
     document = {
         "settings": settings,
-        "arms": arms,
+        "arms": curve.to_dict(),
         "items": curve.items,
         "provenance": Provenance.here(seed=SEED).to_dict(),
     }
     path = RESULTS / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def show(curve: Curve) -> None:
+    """Print the curve."""
     metrics = list(next(iter(curve.items.values())))
     table = Table("arm", *metrics, *(f"{metric} recovered" for metric in metrics))
-    for arm, found in arms.items():
-        cells = [found[metric] for metric in metrics]
-        shares = [found[f"{metric}_recovered"] for metric in metrics]
+    for arm, found in curve.to_dict().items():
+        cells = [found.get(metric) for metric in metrics]
+        shares = [found.get(f"{metric}_recovered") for metric in metrics]
         table.add_row(
             arm,
-            *(f"{Estimate(**cell):.4f}" for cell in cells),
+            *("–" if cell is None else f"{Estimate(**cell):.4f}" for cell in cells),
             *("–" if share is None else f"{Estimate(**share):.0%}" for share in shares),
         )
     Console(width=150).print(table)

@@ -15,7 +15,6 @@ METRICS = (
     ("accuracy", "accuracy", ".0%"),
     ("nll_recovered", "of the NLL lost", ".0%"),
     ("kl_to_own_recovered", "of the KL", ".0%"),
-    ("accuracy_recovered", "of the accuracy lost", ".0%"),
     ("gap_recovered", "gap recovered", ".0%"),
     ("loss_recovered", "of mapped's loss", ".0%"),
 )

@@ -1,11 +1,12 @@
-"""The fine-tuned sibling as a model to load: the base with its adapter merged.
+"""A fine-tuned sibling as a model to load: the base with its adapter merged.
 
-    python -m experiments.siblings.taught
+    python -m experiments.siblings.taught [NAME]
 
-prints what both models make of plain text and of telegrams, in nats a token, and writes it to the
-adapter's recipe.
+prints what base and sibling make of plain text and of telegrams, in nats a token, and writes it to
+the adapter's recipe.
 """
 
+import argparse
 import json
 from dataclasses import replace
 from itertools import islice
@@ -19,20 +20,22 @@ from kvtransfer import LanguageModel, load, score, wrap
 from kvtransfer.fitting.texts import builtin
 from kvtransfer.measures.agreement import nll
 
-ADAPTER = Path(__file__).parent / "telegram"
+HERE = Path(__file__).parent
+NAMES = ("telegram", "telegram-gentle")
+"""The siblings: folders here."""
 SEED = 4711
 """Not the seed of the teaching."""
 TELEGRAMS, PLAIN = 16, 12
 
 
-def taught(dtype: str) -> LanguageModel:
-    """The sibling, in that dtype: its weights are rounded, and its RoPE's frequencies are not."""
+def taught(name: str, dtype: str) -> LanguageModel:
+    """A sibling, in that dtype: its weights are rounded, and its RoPE's frequencies are not."""
     base = load("smollm2-135m", dtype=dtype)
-    lora.merge(base.module, load_file(ADAPTER / "adapter.safetensors"))
+    lora.merge(base.module, load_file(HERE / name / "adapter.safetensors"))
     return wrap(
         base.module,
         base.tokenizer,
-        replace(base.spec, name="smollm2-telegram"),
+        replace(base.spec, name=f"smollm2-{name}"),
     )
 
 
@@ -53,15 +56,18 @@ def quality(model: LanguageModel) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure both."""
+    """Measure base and sibling."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", nargs="?", choices=NAMES, default=NAMES[0])
+    name = parser.parse_args().name
     found = {
-        name: {key: round(value, 4) for key, value in quality(model).items()}
-        for name, model in (
+        who: {key: round(value, 4) for key, value in quality(model).items()}
+        for who, model in (
             ("base", load("smollm2-135m", dtype="bfloat16")),
-            ("taught", taught("bfloat16")),
+            ("taught", taught(name, "bfloat16")),
         )
     }
-    path = ADAPTER / "recipe.json"
+    path = HERE / name / "recipe.json"
     recipe = json.loads(path.read_text(encoding="utf-8")) | {"nll_heldout": found}
     path.write_text(json.dumps(recipe, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(found, indent=2))

@@ -149,8 +149,12 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="folder of the base model")
     parser.add_argument("out", type=Path, help="folder for the adapter and its recipe")
     parser.add_argument("--log", type=Path, required=True, help="JSONL file, overwritten")
-    parser.add_argument("--steps", type=int, default=Teaching().steps)
+    usual = Teaching()
+    parser.add_argument("--steps", type=int, default=usual.steps)
+    parser.add_argument("--modules", nargs="+", default=usual.modules, help="what is adapted")
+    parser.add_argument("--learning-rate", type=float, default=usual.learning_rate)
     args = parser.parse_args()
+    how = Teaching(steps=args.steps, modules=tuple(args.modules), learning_rate=args.learning_rate)
     args.out.mkdir(parents=True, exist_ok=True)
 
     with args.log.open("w", encoding="utf-8") as lines:
@@ -160,7 +164,7 @@ def main() -> None:
             lines.write(json.dumps(rounded) + "\n")
             lines.flush()
 
-        teach(args.model, args.out, Teaching(steps=args.steps), log)
+        teach(args.model, args.out, how, log)
 
 
 if __name__ == "__main__":
