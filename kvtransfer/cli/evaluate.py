@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,7 +13,12 @@ from kvtransfer.cli.vectors import Vectors, named_vectors
 def evaluate(
     source: Source,
     target: Target,
-    mapping: Annotated[str, typer.Option(help="Mapping folder, or the name of a shipped mapping.")],
+    mapping: Annotated[
+        str | None,
+        typer.Option(
+            help="Mapping folder, or a shipped mapping's name; if none, what needs none is measured."
+        ),
+    ] = None,
     text: Annotated[
         str | None,
         typer.Option(help="Held-out text: as fit's --data; 'none' to leave text out."),
@@ -35,6 +40,13 @@ def evaluate(
             help="Shares of the mapped prefix that TARGET reads again, such as 0,0.15,0.5,1."
         ),
     ] = None,
+    repair: Annotated[
+        Literal["mapped", "raw", "apart"],  # as evaluation.conditions has it, without torch
+        typer.Option(
+            help="Whose prefix --recompute reads again: mapped, SOURCE's cache as it is (raw), or "
+            "TARGET's own, its second half read apart."
+        ),
+    ] = "mapped",
     pack: Annotated[
         str | None,
         typer.Option(help="A pack of the guides for TARGET, measured as one more condition."),
@@ -63,7 +75,7 @@ def evaluate(
     only a hidden guide can answer. Exit 1 if the mapped prefix does not beat every control.
     """
     with foreseen():
-        from kvtransfer.evaluation.conditions import CONDITIONS
+        from kvtransfer.evaluation.conditions import USUAL
         from kvtransfer.evaluation.evaluate import BUILTIN_GUIDES
         from kvtransfer.evaluation.evaluate import evaluate as run
         from kvtransfer.fitting.mapping import KVMapping
@@ -76,7 +88,7 @@ def evaluate(
         from kvtransfer.steering.expression import entries
 
         quiet()
-        names = tuple(CONDITIONS) if conditions is None else tuple(entries(conditions))
+        names = USUAL if conditions is None else tuple(entries(conditions))
         shares = _shares(recompute)
         if max_guides is not None and max_guides < 1:
             raise ValueError(f"--max-guides is a positive number, not {max_guides}")
@@ -91,7 +103,8 @@ def evaluate(
             asked = asked[:max_guides]
         if texts is None and asked is None:
             raise ValueError("--text none and --guides none leave nothing to evaluate")
-        fitted, vectors = KVMapping.from_pretrained(mapping), named_vectors(vector)
+        fitted = None if mapping is None else KVMapping.from_pretrained(mapping)
+        vectors = named_vectors(vector)
         models = load(source, dtype=dtype, device=device), load(target, dtype=dtype, device=device)
         questions = sum(len(guide.items) for guide in asked or ())
         with bars(text=items if texts is not None else 0, guides=questions) as advance:
@@ -103,6 +116,7 @@ def evaluate(
                 conditions=names,
                 bound=vectors,
                 recompute=shares,
+                repair=repair,
                 packs={} if pack is None else {"pack": GuidePack.from_pretrained(pack)},
                 prefix=prefix,
                 continuation=continuation,

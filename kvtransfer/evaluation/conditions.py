@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.transfer import mapped as mapped_by
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.geometry.spec import same_tokens
+from kvtransfer.guides.concat import concat
 from kvtransfer.guides.pack import GuidePack
 from kvtransfer.guides.recompute import recompute
 from kvtransfer.hf.aligned import read_aligned
@@ -32,6 +34,8 @@ class Arm:
 
     reader: LanguageModel
     prefix: KVCache | None
+    exact: int = 0
+    """How many of the prefix's first tokens are as the reader makes them, whatever the rest is."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,18 +44,19 @@ class Pair:
 
     source: LanguageModel
     target: LanguageModel
-    mapping: KVMapping
+    mapping: KVMapping | None
+    """None where only what needs none is measured."""
     rivals: Mapping[str, KVMapping] = field(default_factory=dict)
     """Other mappings between the same models, each measured as a condition of that name."""
-    repairs: Mapping[str, float] = field(default_factory=dict)
-    """By name of the condition, the share of the mapped prefix that the target reads again."""
+    repairs: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+    """By name of the condition, another one and the share of its prefix that is read again."""
     packs: Mapping[str, GuidePack] = field(default_factory=dict)
     """By name of the condition, a pack of the target's whose caches of the guides are used."""
     edits: Mapping[str, tuple[str, Intervention]] = field(default_factory=dict)
     """By name of the condition, another condition and the edit of its prefix."""
 
     def __post_init__(self) -> None:
-        for mapping in (self.mapping, *self.rivals.values()):
+        for mapping in filter(None, (self.mapping, *self.rivals.values())):
             mapping.check_ends(self.source.spec, self.target.spec)
         for each in (self.rivals, self.packs):
             if taken := sorted(set(each) & {*CONDITIONS, *self.repairs}):
@@ -84,6 +89,8 @@ class Reading:
     def mapped(self, *, by: KVMapping | None = None, shuffled: bool = False) -> KVCache:
         """The source's cache under the pair's mapping, or under another."""
         mapping = by or self.pair.mapping
+        if mapping is None:
+            raise IncompatibleModels("no mapping was given", hint="fit one: kvtransfer fit")
         return mapped_by(mapping, self.source, self.pair.target, self.ids, shuffled=shuffled)
 
 
@@ -128,6 +135,7 @@ def raw(reading: Reading) -> Arm:
         values=tuple(cache.values[s] for s in nearest),
         rotations=None,
         model=pair.target.spec.identity,
+        approximate=f"{pair.source.spec.name} read it",
     )
     check_fits(pair.target, unmapped)
     return Arm(pair.target, unmapped)
@@ -140,6 +148,18 @@ def _require_same_tokens(pair: Pair) -> None:
             "its cache as it is nor its numbers a token compare",
             hint="leave this condition out",
         )
+
+
+def apart(reading: Reading) -> Arm:
+    """The target's own cache of both halves of the prefix, read apart and put together.
+
+    The second half never saw the first: what reusing a chunk behind other text costs.
+    """
+    target, half = reading.pair.target, reading.ids.shape[1] // 2
+    first, second = reading.ids[:, :half], reading.ids[:, half:]
+    opened = torch.cat((target.opening[None], second), dim=1)
+    pieces = [prefill(target, first), prefill(target, opened)]
+    return Arm(target, concat(target, pieces), exact=half)
 
 
 def zeroed(reading: Reading) -> Arm:
@@ -167,10 +187,17 @@ CONDITIONS: Mapping[str, Condition] = MappingProxyType(
         "zeroed": zeroed,
         "unrotated": unrotated,
         "shuffled": shuffled,
+        "apart": apart,
     }
 )
 """Every condition, in the order of the tables. ``none`` and ``own`` are always measured: all else
 is read against them."""
+
+USUAL = tuple(name for name in CONDITIONS if name != "apart")
+"""What is measured where nobody says what."""
+
+REPAIRABLE = ("mapped", "raw", "apart")
+"""Whose prefixes the target may read again in part."""
 
 CONTROLS = ("none", "raw", "zeroed", "unrotated", "shuffled")
 """What ``mapped`` must beat before anyone believes it."""
@@ -205,8 +232,10 @@ def _arm(reading: Reading, name: str, plain: Arm | None) -> Arm:
                 f"{edited[0]} has no prefix to edit", hint="edit own, mapped or raw, say"
             )
         return Arm(arm.reader, edited[1](arm.prefix))
-    if (share := pair.repairs.get(name)) is not None:
-        prefix = reading.mapped() if plain is None else plain.prefix
-        assert prefix is not None  # a mapped arm has one
-        return Arm(pair.target, recompute(pair.target, reading.ids, prefix, share))
+    if (repair := pair.repairs.get(name)) is not None:
+        base, share = repair
+        arm = plain if plain is not None and base == "mapped" else _arm(reading, base, plain)
+        assert arm.prefix is not None  # REPAIRABLE ones have one
+        made = recompute(pair.target, reading.ids, arm.prefix, share, after=arm.exact)
+        return Arm(pair.target, made)
     return CONDITIONS[name](reading)

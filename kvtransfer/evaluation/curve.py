@@ -1,4 +1,4 @@
-"""Quality against the share of a mapped prefix's tokens that the target reads again itself."""
+"""Quality against the share of a prefix's tokens that the target reads again itself."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -14,14 +14,14 @@ COLUMNS = (
     ("nll", "NLL", ".3f"),
     ("kl_to_own", "KL to own", ".3f"),
     ("gap_recovered", "gap recovered", ".0%"),
-    ("loss_recovered", "of mapped's loss", ".0%"),
+    ("loss_recovered", "of {}'s loss", ".0%"),
     ("accuracy", "accuracy", ".0%"),
 )
 
 
-def condition_of(share: float) -> str:
-    """What the condition with that share is called; with none it is ``mapped`` itself."""
-    return f"mapped+{100 * share:g}%" if share else "mapped"
+def condition_of(share: float, of: str = "mapped") -> str:
+    """What the condition with that share of the prefix of ``of`` is called; with none, ``of``."""
+    return f"{of}+{100 * share:g}%" if share else of
 
 
 def checked_shares(shares: Iterable[float]) -> tuple[float, ...]:
@@ -38,18 +38,22 @@ def checked_shares(shares: Iterable[float]) -> tuple[float, ...]:
 
 
 def curve(
-    shares: tuple[float, ...], text: TextResult | None, guides: GuideResult | None
+    shares: tuple[float, ...],
+    text: TextResult | None,
+    guides: GuideResult | None,
+    *,
+    of: str = "mapped",
 ) -> list[dict[str, Any]]:
-    """One point a share that could be had; ``loss_recovered`` is of the NLL that ``mapped`` loses
+    """One point a share that could be had; ``loss_recovered`` is of the NLL that ``of`` loses
     against ``own``."""
     points = []
     for share in shares:
-        name, point = condition_of(share), dict[str, Any]()
-        if text is not None and name in text.columns:
+        name, point = condition_of(share, of), dict[str, Any]()
+        if text is not None and {name, of} <= text.columns.keys():
             measured = text.estimates(name)
             point |= {key: measured[key] for key in ("nll", "kl_to_own", "gap_recovered")}
-            mapped, own = text.columns["mapped"]["nll"], text.columns["own"]["nll"]
-            point["loss_recovered"] = mean_ratio(mapped - text.columns[name]["nll"], mapped - own)
+            plain, own = text.columns[of]["nll"], text.columns["own"]["nll"]
+            point["loss_recovered"] = mean_ratio(plain - text.columns[name]["nll"], plain - own)
         if guides is not None and name in guides.right:
             point["accuracy"] = guides.estimates(name)["accuracy"]
         if point:
@@ -57,13 +61,20 @@ def curve(
     return points
 
 
-def curve_table(points: list[dict[str, Any]]) -> Table:
+WHOSE = {
+    "mapped": "a mapped prefix",
+    "raw": "the source's cache as it is",
+    "apart": "a prefix whose second half was read apart",
+}
+
+
+def curve_table(points: list[dict[str, Any]], *, of: str = "mapped") -> Table:
     """What a person reads."""
     shown = [column for column in COLUMNS if any(column[0] in point for point in points)]
     table = Table(
         "tokens read again",
-        *(header for _, header, _ in shown),
-        title="a mapped prefix, repaired by the target",
+        *(header.format(of) for _, header, _ in shown),
+        title=f"{WHOSE[of]}, repaired by the target",
         caption="the tokens that deviate most in the first layers are read again, layer by layer",
     )
     for point in points:

@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from kvtransfer.errors import TextError
-from kvtransfer.evaluation.conditions import CONDITIONS, Pair
+from kvtransfer.evaluation.conditions import CONDITIONS, REPAIRABLE, USUAL, Pair
 from kvtransfer.evaluation.curve import checked_shares, condition_of
 from kvtransfer.evaluation.edits import edits_of
 from kvtransfer.evaluation.guide_items import evaluate_guides
@@ -31,13 +31,14 @@ BUILTIN_GUIDES = Path(__file__).parent / "assets" / "guides.jsonl"
 def evaluate(
     source: LanguageModel,
     target: LanguageModel,
-    mapping: KVMapping,
+    mapping: KVMapping | None,
     *,
     texts: Iterable[str] | None = None,
     guides: Iterable[Guide] | None = None,
-    conditions: Iterable[str] = tuple(CONDITIONS),
+    conditions: Iterable[str] = USUAL,
     rivals: Mapping[str, KVMapping] | None = None,
     recompute: Iterable[float] = (),
+    repair: str = "mapped",
     packs: Mapping[str, GuidePack] | None = None,
     bound: Mapping[str, Any] | None = None,
     prefix: int = 256,
@@ -51,15 +52,17 @@ def evaluate(
     Args:
         source: Makes the cache.
         target: Reads it.
-        mapping: From the one to the other.
+        mapping: From the one to the other; None leaves out what needs one.
         texts: Held-out documents, cut into items; None to leave text out.
         guides: Guides with questions; None to leave them out.
         conditions: Names from CONDITIONS. ``none`` and ``own`` are always added: without floor
             and ceiling no number means anything. ``mapped+Scale(0.5)``, say, is a condition whose
             prefix is edited (:func:`kvtransfer.steering.expression.parse`).
         rivals: Other mappings between the same models, by name; each becomes a condition.
-        recompute: Shares of the mapped prefix's tokens that the target reads again; each becomes a
+        recompute: Shares of a prefix's tokens that the target reads again; each becomes a
             condition such as ``mapped+15%``, and all together a curve.
+        repair: Whose prefix: ``mapped``; ``raw``, the source's cache as it is, a fine-tuned
+            sibling's, say; or ``apart``, whose second half never saw the first.
         packs: Packs that hold the guides for ``target``, by name; each becomes a condition of the
             guides.
         bound: What such edits may name: vectors, donors, interventions.
@@ -79,18 +82,20 @@ def evaluate(
     """
     rivals = dict(rivals or {})
     shares = checked_shares(recompute)
-    repairs = {condition_of(share): share for share in shares if share}
+    if repair not in REPAIRABLE:
+        raise ValueError(f"no prefix of {repair!r} is repaired; one of {', '.join(REPAIRABLE)}")
+    repairs = {condition_of(share, repair): (repair, share) for share in shares if share}
     conditions = list(conditions)
     edits = edits_of(conditions, bound or {})
     asked_for = [name for name in conditions if name not in edits]
-    asked_for += [base for base, _ in edits.values()] + (["mapped"] if shares else [])
+    asked_for += [base for base, _ in edits.values()] + ([repair] if shares else [])
     names = (*_names(asked_for), *edits, *repairs, *rivals)
     if prefix < 2 or continuation < 1 or items < 1:
         raise ValueError(f"{prefix=}, {continuation=}, {items=}: at least 2, 1 and 1 are needed")
     if texts is None and guides is None:
         raise ValueError("there is nothing to evaluate: give texts, guides, or both")
     if allow_fingerprint_mismatch:
-        mapping = mapping.insisting_on(source.spec, target.spec)
+        mapping = mapping and mapping.insisting_on(source.spec, target.spec)
         rivals = {
             name: rival.insisting_on(source.spec, target.spec) for name, rival in rivals.items()
         }
@@ -125,8 +130,9 @@ def evaluate(
         text=text,
         guides=asked,
         shares=shares,
+        repair=repair,
         notes=(
-            *mapping.notes,
+            *(mapping.notes if mapping else ()),
             *(f"{name}: {note}" for name, rival in rivals.items() for note in rival.notes),
             *passed,
         ),

@@ -37,7 +37,8 @@ class EvalReport:
     """What a mapping is worth. True where ``mapped`` beats every control that was measured.
 
     Beating means that the 95 % interval of the paired NLL difference lies above zero; without
-    text, that more guide items are answered than without the guide.
+    text, that more guide items are answered than without the guide. Where another prefix is
+    repaired, true if reading the most of it again brings it nearer to ``own``.
     """
 
     source: str
@@ -48,9 +49,13 @@ class EvalReport:
     notes: tuple[str, ...] = ()
     """What a reader must know before any number: that a fingerprint was overruled, say."""
     shares: tuple[float, ...] = ()
-    """How much of the mapped prefix was read again, where that was asked."""
+    """How much of a prefix was read again, where that was asked."""
+    repair: str = "mapped"
+    """Whose prefix that was."""
 
     def __bool__(self) -> bool:
+        if self.repair != "mapped":
+            return self._improves()
         if self.text is not None:
             margins = self.text.margins()
             return bool(margins) and all((m.low or 0.0) > 0 for m in margins.values())
@@ -104,8 +109,17 @@ class EvalReport:
         return document
 
     def curve(self) -> list[dict[str, Any]]:
-        """Quality against the share of the mapped prefix that was read again, a point a share."""
-        return curve(self.shares, self.text, self.guides)
+        """Quality against the the share of a prefix that was read again, a point a share."""
+        return curve(self.shares, self.text, self.guides, of=self.repair)
+
+    def _improves(self) -> bool:
+        """Whether the last point of the curve is better than the first."""
+        points = self.curve()
+        for key, sign in (("kl_to_own", -1), ("accuracy", 1)):
+            found = [point[key].value for point in points if point.get(key) is not None]
+            if len(found) > 1:
+                return bool(sign * found[-1] > sign * found[0])
+        return False
 
     def to_json(self) -> str:
         """Stable text."""
@@ -123,7 +137,7 @@ class EvalReport:
             if self.guides.examples:
                 parts.append(_example_table(self.guides, without=self._repaired()))
         if points := self.curve():
-            parts.append(curve_table(points))
+            parts.append(curve_table(points, of=self.repair))
         missing = (self.text.missing if self.text else {}) | (
             self.guides.missing if self.guides else {}
         )
@@ -156,10 +170,21 @@ class EvalReport:
                 + f"with its own {right['own'].mean():.0%}, with none {right['none'].mean():.0%} "
                 f"(n = {self.guides.n})"
             )
+        if self.repair != "mapped":
+            said += [
+                f"of the NLL that {self.repair} loses, reading {point['share']:.0%} of its tokens "
+                f"again wins back {_percent(point['loss_recovered'])}"
+                for point in self.curve()
+                if point["share"] and point.get("loss_recovered") is not None
+            ]
         if not said:
-            return "the condition 'mapped' was not measured"
+            return "The condition 'mapped' was not measured."
         sentence = "; ".join(said)
-        doubt = "" if self else "; it does not beat every control, so do not rely on this mapping"
+        doubt = (
+            ""
+            if self or self.repair != "mapped"
+            else "; it does not beat every control, so do not rely on this mapping"
+        )
         return sentence[0].upper() + sentence[1:] + doubt + "."
 
     def _rivals(self, measured: Iterable[str]) -> list[str]:
@@ -169,7 +194,7 @@ class EvalReport:
 
     def _repaired(self) -> set[str]:
         """The conditions whose tokens were partly read again."""
-        return {condition_of(share) for share in self.shares if share}
+        return {condition_of(share, self.repair) for share in self.shares if share}
 
 
 def _percent(estimate: Estimate | None) -> str:

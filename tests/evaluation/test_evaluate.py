@@ -17,7 +17,7 @@ from kvtransfer.errors import (
     SeamError,
     TextError,
 )
-from kvtransfer.evaluation.conditions import CONDITIONS
+from kvtransfer.evaluation.conditions import USUAL
 from kvtransfer.evaluation.evaluate import evaluate
 from kvtransfer.evaluation.report import EvalReport
 from kvtransfer.evaluation.text import TextResult
@@ -221,7 +221,7 @@ def test_a_condition_that_a_pair_does_not_allow_is_left_out_with_the_reason(
 
     assert set(result.missing) == {"raw"}
     assert "heads" in result.missing["raw"]
-    assert set(result.columns) == set(CONDITIONS) - {"raw"}
+    assert set(result.columns) == set(USUAL) - {"raw"}
 
 
 def test_the_source_alone_is_measured_on_the_source(

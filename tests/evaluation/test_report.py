@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from kvtransfer.errors import ArtifactError
-from kvtransfer.evaluation.conditions import CONDITIONS
+from kvtransfer.evaluation.conditions import USUAL
 from kvtransfer.evaluation.guide_items import GuideResult
 from kvtransfer.evaluation.report import EvalReport
 from kvtransfer.evaluation.text import TextResult
@@ -40,7 +40,7 @@ def test_the_json_shape_is_the_one_that_scripts_rely_on(itself: EvalReport) -> N
     assert document["guides"]["n"] == 4
     for part, metrics in (("text", TEXT_METRICS), ("guides", {"accuracy", "gap_recovered"})):
         conditions = document[part]["conditions"]
-        assert set(conditions) == set(CONDITIONS)
+        assert set(conditions) == set(USUAL)
         for name, found in conditions.items():
             assert set(found) >= metrics
             assert all(map(is_estimate, found.values())), name
@@ -153,7 +153,7 @@ def test_tables_show_every_condition_and_the_number_of_items(itself: EvalReport)
         console.print(itself)
 
     text = captured.get()
-    for name in CONDITIONS:
+    for name in USUAL:
         assert text.count(name) >= 2
     assert "n = 6 items" in text
     assert "n = 4 items" in text
