@@ -16,7 +16,7 @@ def evaluate(
     mapping: Annotated[
         str | None,
         typer.Option(
-            help="Mapping folder, or a shipped mapping's name; if none, what needs none is measured."
+            help="Mapping folder, or a shipped mapping's name; only what needs none without it."
         ),
     ] = None,
     text: Annotated[
