@@ -158,6 +158,8 @@ def generate(
         from kvtransfer.steering.expression import parse
 
         quiet()
+        if edit is None and (every_step or vector):
+            raise ValueError("--every-step and --vector say how to edit, and there is no --edit")
         found = GuidePack.from_pretrained(pack)
         guide, made_by = found[name], found.maker.spec
         reader = load(model or made_by.name, dtype=dtype or made_by.dtype, device=device)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kvtransfer.errors import CacheLayoutError, SeamError
 from kvtransfer.geometry.cache import KVCache
+from kvtransfer.geometry.join import require_cache
 from kvtransfer.guides.chat import split_chat
 from kvtransfer.guides.seam import Joint, Seam, split
 from kvtransfer.hf.edited import Edit
@@ -57,11 +58,20 @@ class Graft:
 
         At every step the edit sees live and written tokens too, and edits do not add up.
 
+        A later edit at every step reads what the earlier ones made.
+
         >>> pack["harbour"].graft(model).edited(Ablate("removed", layers="mid"))
+
+        Raises:
+            WrongKind: what an edit made once is no cache.
         """
-        if every_step:
+        if not every_step:
+            made = edit(self.prefix)
+            require_cache(made, "what the edit made")
+            return replace(self, prefix=made, _open=[])
+        if (earlier := self.edit) is None:
             return replace(self, edit=edit, _open=[])
-        return replace(self, prefix=edit(self.prefix), _open=[])
+        return replace(self, edit=lambda cache: edit(earlier(cache)), _open=[])
 
     def joined(self, prompt: str, *, seam: Seam = "strict") -> Joint:
         """The ids of guide and ``prompt``, tokenized at once; see :func:`guides.seam.split` and, of

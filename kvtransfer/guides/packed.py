@@ -28,7 +28,12 @@ class Prepared:
     """Of one sequence, with cached keys and no tables."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """As they are saved."""
+        """As they are saved.
+
+        Raises:
+            CacheLayoutError: a layer does not see all tokens, which no pack can say.
+        """
+        self.cache.require_plain("saved in a pack")
         named = {"ids": self.ids, "positions": self.cache.positions[0]}
         for layer, (keys, values) in enumerate(self.cache):
             named |= {f"keys.{layer}": keys, f"values.{layer}": values}

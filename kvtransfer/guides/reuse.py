@@ -112,6 +112,7 @@ def recompute_group(
         ValueError: the model has no such layers, or a state is missing.
     """
     check_fits(model, cache)
+    cache.require_plain("recomputed")
     expected = torch.arange(ids.shape[1], device=cache.positions.device).expand(len(ids), -1)
     if not torch.equal(cache.positions, expected):
         raise CacheLayoutError(

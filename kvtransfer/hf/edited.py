@@ -14,6 +14,7 @@ from transformers import DynamicCache
 from kvtransfer.errors import CacheLayoutError
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.geometry.hidden import each
+from kvtransfer.geometry.join import require_cache
 from kvtransfer.hf.blind import blinded
 from kvtransfer.hf.cache import read
 from kvtransfer.hf.fits import check_fits
@@ -92,10 +93,20 @@ def _edited(model: LanguageModel, edit: Edit, cache: KVCache) -> KVCache:
     """What ``edit`` makes of ``cache``, once it is seen to be as long.
 
     Raises:
-        CacheLayoutError, IncompatibleModels: it is no cache of that length for this model.
+        CacheLayoutError, IncompatibleModels: it is no cache of that length for this model, or the
+            given one was written to in place.
+        WrongKind: it is no cache at all.
     """
     made = edit(cache)
+    # Else what was written there would stay, and add up with what the next step writes.
+    cache.require_unchanged()
+    require_cache(made, "what the edit made")
     check_fits(model, made)
+    if made.keys_are != "cached":
+        raise CacheLayoutError(
+            "an edit made a cache of content keys, and a model reads cached ones",
+            hint="turn them back: made.rotated(cache.rotations)",
+        )
     if (made.batch, made.tokens) != (cache.batch, cache.tokens):
         raise CacheLayoutError(
             f"an edit made {made.batch} rows of {made.tokens} tokens out of {cache.batch} of "

@@ -197,9 +197,12 @@ def _check_rows(prefix: KVCache, live: Tensor | None, width: int) -> None:
             hint=f"share one sequence's prefix with cache.expand({prompts * width}), or give each "
             f"prompt {width} rows of its own: stack([cache.expand({width}), …])",
         )
-    keys = prefix.keys[0].unflatten(0, (prompts, width))
-    shown = prefix.mask.unflatten(0, (prompts, width))
-    if not bool((keys == keys[:, :1]).all()) or not bool((shown == shown[:, :1]).all()):
+    hidden = [gone for gone in prefix.hidden or () if gone is not None]
+    # Every block: an edit may have set two rows apart in one layer's values alone.
+    held = (*prefix.keys, *prefix.values, *hidden, prefix.mask, prefix.positions)
+    if width > 1 and not all(
+        torch.equal(block, block[::width].repeat_interleave(width, dim=0)) for block in held
+    ):
         raise CacheLayoutError(
             f"the {width} beams or answers of one prompt stand on different prefixes",
             hint=f"rows of one prompt stand together: stack([cache.expand({width}), …])",

@@ -1,6 +1,7 @@
 """Stand between a model's layers and transformers' attention functions."""
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -12,14 +13,19 @@ Attention = Callable[..., tuple[Tensor, Any]]
 """Takes layer, query, key, value, mask and keywords; gives output and weights."""
 
 
+_ONE_THREAD = threading.RLock()
+"""The registry is one for all threads, and what stands in it is put back in order."""
+
+
 @contextmanager
 def intercepted(module: nn.Module, around: Callable[[Attention], Attention]) -> Iterator[None]:
     """Have the attention of ``module`` computed by ``around(its own function)``, then no more.
 
     Nested uses see each other's: the one that was opened last is asked first. Layers of other
-    models with the same implementation come by as well.
+    models with the same implementation come by as well. Other threads' runs do not: they go on as
+    they would, or where they stand in between as well, wait.
     """
-    with ExitStack() as stack:
+    with _ONE_THREAD, ExitStack() as stack:
         for name in implementations(module):
             stack.enter_context(_intercepted(name, around))
         yield
@@ -42,14 +48,15 @@ def _intercepted(name: str, around: Callable[[Attention], Attention]) -> Iterato
         output, weights = call(layer, *given, **named)
         return output, weights
 
-    outer = around(own)
+    outer, opened_by = around(own), threading.get_ident()
 
     def attention(
         layer: nn.Module, query: Tensor, key: Tensor, value: Tensor, *given: Any, **named: Any
     ) -> tuple[Tensor, Any]:
         # Most models give the mask by position, some (AFMoE) by name.
         mask = given[0] if given else named.pop("attention_mask", None)
-        return outer(layer, query, key, value, mask, *given[1:], **named)
+        asked = outer if threading.get_ident() == opened_by else own
+        return asked(layer, query, key, value, mask, *given[1:], **named)
 
     ALL_ATTENTION_FUNCTIONS[name] = attention
     try:

@@ -10,6 +10,7 @@ from torch import Tensor
 from kvtransfer.errors import IncompatibleModels, SteeringError
 from kvtransfer.geometry.cache import Block, KVCache
 from kvtransfer.geometry.hidden import filled, plain
+from kvtransfer.geometry.join import require_cache
 from kvtransfer.steering.edit import SPACES, Edit, Space, require_one_of, turn
 from kvtransfer.steering.layers import which
 
@@ -31,6 +32,7 @@ class Donated(Edit):
 
     def __post_init__(self) -> None:
         Edit.__post_init__(self)
+        require_cache(self.donor, "the donor")
         require_one_of("space", self.space, SPACES)
 
     @property
@@ -53,6 +55,8 @@ class Donated(Edit):
         """
         _check(self.donor, cache)
         donor = self.donor.prefix(cache.tokens)
+        if donor.keys[0].device != cache.keys[0].device:
+            donor = donor.to(device=cache.keys[0].device)
         made = Edit.__call__(replace(self, donor=donor), cache)
         if made is cache or (donor.hidden is None and cache.hidden is None):
             return made
@@ -68,7 +72,7 @@ class Donated(Edit):
     def keys(self, cache: KVCache, layer: int) -> Block:
         """On the way to the donor's, turned as they would be here."""
         theirs = self.donor.keys[layer]
-        if self.space == "content" and not _turned_alike(self.donor, cache):
+        if self.space == "content" and not _turned_alike(self.donor, cache, layer):
             made, here = turn(self.donor, layer), turn(cache, layer)
             content = theirs if made is None else made.undo(theirs)
             theirs = content if here is None else here.apply(content)
@@ -80,12 +84,22 @@ class Donated(Edit):
         return torch.lerp(cache.values[layer], theirs, float(self.weight))
 
 
-def _turned_alike(donor: KVCache, cache: KVCache) -> bool:
+def _turned_alike(donor: KVCache, cache: KVCache, layer: int) -> bool:
     """Whether keys of both are turned by the same angles, so that not a bit needs to change."""
     if donor.keys_are != cache.keys_are:
         return False
-    same = donor.positions.to(cache.positions) == cache.positions
-    return cache.keys_are == "content" or bool(same.all())
+    if cache.keys_are == "content":
+        return True
+    if not bool((donor.positions == cache.positions).all()):
+        return False
+    theirs, ours = (
+        None if each.rotations is None else each.rotations[layer] for each in (donor, cache)
+    )
+    if theirs is None or ours is None:
+        return True
+    # At one position, too, tables differ that depend on how long the text was (dynamic, longrope).
+    rows = ours.cos.shape[0]
+    return theirs.expand(rows).agrees(ours)
 
 
 def _check(donor: KVCache, cache: KVCache) -> None:

@@ -2,9 +2,9 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool
@@ -13,7 +13,7 @@ from torch import Tensor
 from kvtransfer.errors import RotationError, SteeringError
 from kvtransfer.geometry.cache import Block, KVCache
 from kvtransfer.geometry.rotation import Rotation
-from kvtransfer.steering.layers import Layers, frozen, which
+from kvtransfer.steering.layers import Layers, frozen, is_whole, which
 
 Intervention = Callable[[KVCache], KVCache]
 """From a cache to a new one; they compose from left to right (:func:`steering.chain.chain`)."""
@@ -38,8 +38,17 @@ class Edit(ABC):
     """Columns from start to stop, as in a slice, negative from the end; None for all."""
 
     def __post_init__(self) -> None:
-        """Layers as a value that compares and hashes."""
+        """Layers, heads and tokens as values that compare and hash.
+
+        Raises:
+            SteeringError: they are no layers, heads or tokens of any cache.
+        """
         object.__setattr__(self, "layers", frozen(self.layers))
+        if self.heads is not None:
+            object.__setattr__(self, "heads", whole("heads", self.heads, "heads=(0, 2)"))
+        if self.tokens is not None:
+            ends = whole("tokens", self.tokens, "tokens=(2, 5)", ends=True)
+            object.__setattr__(self, "tokens", ends)
 
     def __call__(self, cache: KVCache) -> KVCache:
         """The edited cache; the given one stays as it is.
@@ -156,15 +165,33 @@ def said(cache: KVCache, edit: object) -> KVCache:
 
 def require_finite(name: str, value: float) -> None:
     """Raise SteeringError unless ``value`` is a finite number."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value):
-        raise SteeringError(f"{name} is {value!r}", hint="give a finite number")
+    try:
+        good = isinstance(value, (int, float)) and math.isfinite(value)
+    except OverflowError:  # a whole number that no float is as large as
+        good = False
+    if not good or isinstance(value, bool):
+        raise SteeringError(f"{name} is {value!r}"[:80], hint="give a finite number")
 
 
 def require_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
     """Raise SteeringError unless ``value`` is one of ``known``."""
     if value not in known:
         raise SteeringError(f"{name} is {value!r}", hint=f"one of {', '.join(known)}")
+
+
+def whole(name: str, given: Any, like: str, *, ends: bool = False) -> tuple[Any, ...]:
+    """Whole numbers as a tuple; of a slice, its two ``ends``, each of which may be None.
+
+    Raises:
+        SteeringError: they are something else.
+    """
+    numbers = tuple(given) if isinstance(given, Iterable) else None
+    good = numbers is not None and all(
+        is_whole(each) or (ends and each is None) for each in numbers
+    )
+    if numbers is None or not good or (ends and len(numbers) != 2):
+        raise SteeringError(f"{name} are {given!r}"[:80], hint=f"whole numbers, as in {like}")
+    return numbers
 
 
 def word(value: object) -> str:

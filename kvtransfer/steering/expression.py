@@ -30,6 +30,8 @@ def parse(text: str, bound: Mapping[str, Any] | None = None) -> Intervention:
         tree = ast.parse(text.strip(), mode="eval").body
     except SyntaxError as error:
         raise _unread(text, str(error.msg)) from None
+    except (RecursionError, MemoryError):
+        raise _unread(text, "it goes too deep") from None
     return chain(*(_step(node, text, bound or {}) for node in _terms(tree)))
 
 
@@ -73,6 +75,9 @@ def _step(node: ast.expr, text: str, bound: Mapping[str, Any]) -> Intervention:
         raise SteeringError(
             f"no intervention is called {node.func.id!r}", hint=f"there are {', '.join(KNOWN)}"
         )
+    names = [each.arg for each in node.keywords]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise _unread(text, f"{kind.__name__}: {twice[0]} is given twice")
     given = [_value(argument, text, bound) for argument in node.args]
     named = {each.arg or "**": _value(each.value, text, bound) for each in node.keywords}
     try:
@@ -95,7 +100,8 @@ def _value(node: ast.expr, text: str, bound: Mapping[str, Any]) -> Any:
 
 
 def _unread(text: str, why: str) -> SteeringError:
+    shown = text if len(text) <= 80 else f"{text[:79]}…"
     return SteeringError(
-        f"cannot read the intervention {text!r}: {why}",
+        f"cannot read the intervention {shown!r}: {why}",
         hint="as in Ablate(removed, layers=mid), or Scale(0.5, values)+Lag(2)",
     )

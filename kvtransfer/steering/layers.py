@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from numbers import Integral
 
 from kvtransfer.errors import SteeringError
 
@@ -22,10 +23,11 @@ def which(layers: Layers, depth: int) -> tuple[int, ...]:
         SteeringError: one is not there, the spelling is unknown, or a band is empty. No layers at
             all, ``()``, is an answer and no fault.
     """
-    if isinstance(layers, str):
-        chosen = [layer for part in layers.split(",") for layer in _spelled(part.strip(), depth)]
+    named = frozen(layers)
+    if isinstance(named, str):
+        chosen = [layer for part in named.split(",") for layer in _spelled(part.strip(), depth)]
     else:
-        chosen = [layers] if isinstance(layers, int) else list(layers)
+        chosen = list(named)
     wrong = [layer for layer in chosen if not _is_layer(layer, depth)]
     if wrong:
         raise SteeringError(
@@ -36,14 +38,29 @@ def which(layers: Layers, depth: int) -> tuple[int, ...]:
 
 
 def frozen(layers: Layers) -> str | tuple[int, ...]:
-    """The same layers as a value that compares and hashes, whatever it was given as."""
+    """The same layers as a value that compares and hashes, whatever it was given as.
+
+    Raises:
+        SteeringError: they are neither words nor numbers.
+    """
     if isinstance(layers, str):
         return layers
-    return (layers,) if isinstance(layers, int) else tuple(layers)
+    if isinstance(layers, int):
+        return (layers,)
+    if not isinstance(layers, Iterable):
+        raise SteeringError(
+            f"layers are {layers!r}", hint="a word, as in layers='mid', or numbers: layers=(1, 2)"
+        )
+    return tuple(int(each) if is_whole(each) else each for each in layers)
 
 
-def _is_layer(layer: object, depth: int) -> bool:
-    return isinstance(layer, int) and not isinstance(layer, bool) and 0 <= layer < depth
+def is_whole(number: object) -> bool:
+    """Whether it is a whole number, NumPy's too; True and False are none."""
+    return isinstance(number, Integral) and not isinstance(number, bool)
+
+
+def _is_layer(layer: int, depth: int) -> bool:
+    return is_whole(layer) and 0 <= layer < depth
 
 
 def _spelled(part: str, depth: int) -> range:

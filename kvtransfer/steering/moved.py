@@ -10,12 +10,14 @@ from torch import Tensor
 from kvtransfer.errors import SteeringError
 from kvtransfer.geometry.cache import Block, KVCache
 from kvtransfer.steering.edit import PARTS, SPACES, Edit, Part, Space, require_one_of, turn
+from kvtransfer.steering.layers import which
 
 
 @dataclass(frozen=True, slots=True)
 class Moved(Edit):
     """Each column takes the keys and values of another; positions, and the rotation that goes with
-    them, stay where they are. Columns that some row, layer or head does not see take no part."""
+    them, stay where they are. Columns that some row, or some head of a chosen layer, does not see
+    take no part."""
 
     part: Part = field(default="both", kw_only=True)
     space: Space = field(default="content", kw_only=True)
@@ -47,7 +49,8 @@ class Moved(Edit):
         """For every column of the cache, the one that it takes from."""
         device = cache.positions.device
         seen = cache.mask.bool().all(dim=0)
-        for gone in cache.hidden or ():
+        for layer in which(self.layers, len(cache)):
+            gone = None if cache.hidden is None else cache.hidden[layer]
             if gone is not None:
                 seen = seen & ~gone.any(dim=(0, 1))
         span = self.span(cache)
@@ -55,7 +58,7 @@ class Moved(Edit):
         taking = taking[seen[span.start : span.stop]]
         if not len(taking):
             raise SteeringError(
-                f"none of the {len(span)} chosen tokens are seen by all layers",
+                f"none of the {len(span)} chosen tokens are seen by all chosen layers",
                 hint="choose others: tokens=(start, stop)",
             )
         order = torch.arange(cache.tokens, device=device)

@@ -66,11 +66,11 @@ def read_persona(name: str | Path) -> Persona:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise PersonaError(f"no persona {str(name)!r}", hint=hint) from error
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: its bytes, or a null in its name
         raise PersonaError(f"{path} cannot be read as UTF-8 text: {error}", hint=hint) from error
     try:
         found = json.loads(text) if path.suffix.lower() == ".json" else tomllib.loads(text)
-    except (json.JSONDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
         kind = "JSON" if path.suffix.lower() == ".json" else "TOML"
         raise PersonaError(f"{path} is not {kind}: {error}", hint=EXAMPLE) from error
     if not isinstance(found, Mapping):

@@ -81,6 +81,16 @@ def test_text_after_an_edited_guide_is_text_on_the_edit(run: Run, places: dict[s
     assert len({once["text"], always["text"], nothing["text"]}) == 3
 
 
+@pytest.mark.parametrize("option", [("--every-step",), ("--vector", "v=nowhere")], ids=str)
+def test_how_to_edit_without_an_edit_is_a_mistake(
+    run: Run, places: dict[str, Path], option: tuple[str, ...]
+) -> None:
+    done = run("pack", "generate", places["pack"], "guide-1", "--prompt", PROMPT, *option)
+
+    assert (done.code, done.stdout) == (2, "")
+    assert "there is no --edit" in done.stderr
+
+
 def test_a_pack_goes_to_another_model(run: Run, places: dict[str, Path], tmp_path: Path) -> None:
     done = run(
         "pack", "transfer", places["pack"], "--mapping", places["mapping"],

@@ -24,6 +24,7 @@ from kvtransfer.errors import (
     KVTransferError,
     SeamError,
     TextError,
+    WrongKind,
 )
 from kvtransfer.fitting.fit import fit
 from kvtransfer.fitting.mapping import KVMapping
@@ -31,11 +32,13 @@ from kvtransfer.fitting.settings import FitSettings
 from kvtransfer.fitting.texts import builtin
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.guides import shelf
+from kvtransfer.guides.graft import Graft
 from kvtransfer.guides.guide import Guide
 from kvtransfer.guides.pack import GuidePack
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.run import generate, prefill, score
-from kvtransfer.steering.interventions import Scale
+from kvtransfer.steering.chain import chain
+from kvtransfer.steering.interventions import Bank, Lag, Scale
 
 Tiny = Callable[..., LanguageModel]
 
@@ -211,6 +214,31 @@ def test_a_guide_is_edited_once_or_at_every_step_and_stays_as_it_is(
             )
         assert out[0, len(ids) :].tolist()[: len(expected)] == expected
     assert list(graft.stream(" At high", max_new_tokens=8)) == plain
+
+
+def test_edits_at_every_step_are_read_one_after_another(
+    model: LanguageModel, pack: GuidePack
+) -> None:
+    graft = pack["harbour"].graft(model)
+    quieter, behind = Scale(0.3, "values"), Lag(1)
+
+    def text(edited: Graft) -> str:
+        return "".join(edited.stream(" At high", max_new_tokens=8))
+
+    both = graft.edited(quieter, every_step=True).edited(behind, every_step=True)
+
+    assert text(both) == text(graft.edited(chain(quieter, behind), every_step=True))
+    assert text(both) != text(graft.edited(behind, every_step=True))
+    with pytest.raises(WrongKind, match="what the edit made is None"):
+        graft.edited(lambda cache: None)  # type: ignore[arg-type, return-value]
+
+
+def test_no_pack_can_say_that_a_guide_hides_tokens(model: LanguageModel, pack: GuidePack) -> None:
+    held = pack["harbour"].prepared
+
+    with pytest.raises(CacheLayoutError, match="hidden in 3 of 4 layers cannot be saved in a pack"):
+        replace(held, cache=Bank((1,))(held.cache)).tensors()
+    assert len(held.tensors()) == 2 + 2 * 4
 
 
 def test_streamed_text_is_what_the_joint_text_would_be_followed_by(

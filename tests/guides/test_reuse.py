@@ -100,6 +100,16 @@ def test_the_profile_finds_the_layer_that_differs(
     assert alone.value == pytest.approx(1.0, abs=1e-3)
 
 
+def test_layers_of_a_cache_that_hides_tokens_are_not_recomputed(target: LanguageModel) -> None:
+    """All of them recomputed would say that they are exact, and still hide tokens."""
+    own = prefill(target, IDS)
+    gone = torch.ones(own.keys[1].shape[:3], dtype=torch.bool)
+    hiding = replace(own, hidden=(None, gone, *[None] * (len(own) - 2)), approximate="hides")
+
+    with pytest.raises(CacheLayoutError, match="hidden in 1 of 4 layers cannot be recomputed"):
+        recompute_group(target, IDS, hiding, None, Group(0, 3))
+
+
 def test_each_group_of_a_profile_is_what_recomputing_it_gives(
     sibling: LanguageModel, target: LanguageModel
 ) -> None:

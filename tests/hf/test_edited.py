@@ -1,13 +1,14 @@
 """What a model reads at every step, in place of what it cached."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from kvtransfer.errors import CacheLayoutError
+from kvtransfer.errors import CacheLayoutError, WrongKind
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.hf.edited import Edit
 from kvtransfer.hf.graft import grafted
@@ -185,6 +186,39 @@ def test_a_forward_that_raises_leaves_what_was_cached(
 
     fresh = Reader.over(model, prefix, edit=Scale(0.5))
     assert torch.equal(reader(LIVE[None]), fresh(LIVE[None]))
+
+
+@pytest.mark.parametrize("write", [ours, theirs])
+def test_an_edit_that_makes_content_keys_is_refused(
+    write: Callable[..., list[int]], model: LanguageModel, prefix: KVCache
+) -> None:
+    with pytest.raises(CacheLayoutError, match="content keys, and a model reads cached ones"):
+        write(model, prefix, LIVE, lambda cache: cache.content())
+    turned = write(model, prefix, LIVE, lambda cache: cache.content().rotated(cache.rotations))
+    assert turned == write(model, prefix, LIVE, None)
+
+
+@pytest.mark.parametrize("write", [ours, theirs])
+def test_an_edit_that_makes_no_cache_is_refused(
+    write: Callable[..., list[int]], model: LanguageModel, prefix: KVCache
+) -> None:
+    with pytest.raises(WrongKind, match="what the edit made is None"):
+        write(model, prefix, LIVE, lambda cache: None)
+
+
+def test_an_edit_in_place_is_refused_and_does_not_stay(
+    model: LanguageModel, prefix: KVCache
+) -> None:
+    def wipe(cache: KVCache) -> KVCache:
+        cache.keys[0].zero_()
+        return replace(cache, note="as if it were new")
+
+    reader = Reader.over(model, prefix, edit=wipe)
+    with pytest.raises(CacheLayoutError, match="keys of layer 0 were written to in place"):
+        reader(LIVE[None])
+
+    reader.edit = None
+    assert torch.equal(reader(LIVE[None]), Reader.over(model, prefix)(LIVE[None]))
 
 
 @pytest.mark.parametrize("write", [ours, theirs])

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from kvtransfer.errors import CacheLayoutError, IncompatibleModels
 from kvtransfer.geometry.cache import KVCache
+from kvtransfer.geometry.join import stack
 from kvtransfer.hf.graft import grafted
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.relocate import relocate
 from kvtransfer.hf.run import generate, prefill, score
+from kvtransfer.steering.interventions import Bank, Scale
 
 IDS = torch.arange(5, 65, 3)[None]
 PREFIX, LIVE = IDS[:, :12], IDS[:, 12:]
@@ -225,6 +227,26 @@ def test_beams_stand_on_one_prefix(model: LanguageModel, prefix: KVCache) -> Non
         assert "expand" in str(caught.value.hint)
 
     assert found[0, LIVE.shape[1] :].tolist() == plain[0, SPAN:].tolist()
+
+
+@pytest.mark.parametrize(
+    "edit", [Scale(3.0, "values"), Scale(3.0, "keys", layers=(1,)), Bank((1,))], ids=str
+)
+def test_beams_stand_on_one_prefix_in_every_block(
+    edit: Callable[[KVCache], KVCache], model: LanguageModel, prefix: KVCache
+) -> None:
+    """Beams change rows, so that a prefix of one row would be read by another."""
+    module: Any = model.module
+    asked = {"num_beams": 2, "do_sample": False, "max_new_tokens": 4}
+    mask = ones(SPAN)
+
+    with (
+        grafted(model, stack([prefix, edit(prefix)])) as cache,
+        pytest.raises(CacheLayoutError, match="on different prefixes"),
+    ):
+        module.generate(LIVE, cache=cache, attention_mask=mask, **asked)
+    with grafted(model, edit(prefix).expand(2)) as cache:
+        module.generate(LIVE, cache=cache, attention_mask=mask, **asked)
 
 
 def test_another_batch_than_the_prefixs_is_refused(model: LanguageModel, prefix: KVCache) -> None:

@@ -59,6 +59,8 @@ def test_bound_names_are_what_they_are_bound_to() -> None:
         ("__import__('os').getcwd()", "is no intervention"),
         ("Scale(**given)", "missing a required argument"),
         ("", "cannot read the intervention ''"),
+        ("+".join(["Lag(1)"] * 3000), "it goes too deep"),
+        ("Ablate(part=keys, part=values)", "part is given twice"),
         ("number", "number is a float and edits no cache alone"),
     ],
 )

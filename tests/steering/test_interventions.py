@@ -310,6 +310,37 @@ def test_what_a_donor_hides_goes_where_the_donor_goes(cache: KVCache, donor: KVC
     ]
 
 
+def test_only_layers_that_are_chosen_need_to_see_a_token_that_moves(cache: KVCache) -> None:
+    bank = Bank((1,))(cache)
+
+    moved = Lag(2, layers=(1,))(bank)
+
+    assert torch.equal(moved.values[1][:, :, 2:], cache.values[1][:, :, :-2])
+    with pytest.raises(SteeringError, match="none of the 6 chosen tokens are seen"):
+        Lag(2)(bank)
+
+
+def test_a_donor_with_another_table_at_the_same_positions_is_turned_to_the_cache(
+    cache: KVCache,
+) -> None:
+    """Tables that depend on the length of the text give one position other angles."""
+    content, tables = cache.content(), cache.rotations
+    assert tables is not None
+    slower = tuple(
+        None if table is None else Rotation(table.cos, table.sin * 0.5) for table in tables
+    )
+    stretched = content.rotated(slower)
+
+    taken = Replace(stretched)(cache)
+
+    torch.testing.assert_close(taken.keys, cache.keys)
+    assert not torch.allclose(stretched.keys[0], cache.keys[0], atol=0.1)
+
+
+def test_removing_from_no_layer_is_no_change(cache: KVCache) -> None:
+    assert Ablate("removed", layers=())(cache) is cache
+
+
 def test_hidden_tokens_take_no_part_in_a_shuffle(cache: KVCache) -> None:
     blind = Ablate("removed", tokens=(0, 3))(cache)
 
@@ -341,6 +372,8 @@ def test_an_edited_cache_says_so_and_in_which_order(cache: KVCache) -> None:
         (lambda donor: Scale(2.0, heads=(2,)), "no KV head 2 in layer 0, which has 2"),
         (lambda donor: Scale(2.0, tokens=(6, None)), "choose none of the 6"),
         (lambda donor: Shuffle(order=(0, 0, 1, 2, 3, 4)), "is none of 6 tokens"),
+        (lambda donor: Shuffle(2**70), "a seed of 1180591620717411303424"),
+        (lambda donor: Scale(10**400), "factor is 1000"),
         (lambda donor: Replace(donor.prefix(3)), "a donor of 1 rows and 3 tokens"),
         (lambda donor: Replace(donor.expand(2)), "a donor of 2 rows"),
         (

@@ -55,6 +55,7 @@ def test_a_file_without_a_name_is_called_by_its_own(tmp_path: Path) -> None:
         ({**GOOD, "text": ["Sign here."]}, "unknown entry 'text'"),
         ([GOOD], "holds a list"),
         ("{", "is not JSON"),
+        ('{"markers": ' + "1" * 5000 + "}", "is not JSON"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_named(tmp_path: Path, found: object, words: str) -> None:

@@ -1,6 +1,7 @@
 """What is hidden from a layer is not there for it, whatever the model and the implementation."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -168,6 +169,17 @@ def test_rows_of_a_batch_hide_each_their_own(model: LanguageModel, prefix: KVCac
 
     for row, cache in zip(batch, rows, strict=True):
         torch.testing.assert_close(row[None], score(model, LIVE, cache), atol=1e-4, rtol=1e-4)
+
+
+def test_threads_hide_each_their_own(model: LanguageModel, prefix: KVCache) -> None:
+    caches = [prefix, Bank((1,))(prefix), Ablate("removed", layers=(2,))(prefix)] * 2
+    expected = [score(model, LIVE, cache) for cache in caches]
+
+    with ThreadPoolExecutor(len(caches)) as pool:
+        for _ in range(5):
+            found = list(pool.map(lambda cache: score(model, LIVE, cache), caches))
+            assert all(map(torch.equal, found, expected))
+    assert not torch.allclose(expected[0], expected[1], atol=1e-2)
 
 
 def test_an_indented_prefix_is_read_as_where_it_stands(model: LanguageModel) -> None:

@@ -32,8 +32,11 @@ class Ablate(Edit):
         if self.part != "removed":
             return Edit.__call__(self, cache)
         cache.require_unchanged()
+        layers = which(self.layers, len(cache))
+        if not layers:
+            return cache
         hidden = list(filled(cache.hidden, cache.keys))
-        for layer in which(self.layers, len(cache)):
+        for layer in layers:
             hidden[layer] = hidden[layer] | self.chosen(cache, layer)
         return said(replace(cache, hidden=plain(hidden)), self)
 

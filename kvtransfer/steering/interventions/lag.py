@@ -7,6 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from kvtransfer.errors import SteeringError
+from kvtransfer.steering.layers import is_whole
 from kvtransfer.steering.moved import Moved
 
 
@@ -19,7 +20,7 @@ class Lag(Moved):
 
     def __post_init__(self) -> None:
         Moved.__post_init__(self)
-        if not isinstance(self.n, int) or isinstance(self.n, bool) or self.n < 0:
+        if not is_whole(self.n) or self.n < 0:
             raise SteeringError(f"a lag of {self.n!r} tokens", hint="a whole number from 0 on")
 
     @property

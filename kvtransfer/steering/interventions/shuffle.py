@@ -7,6 +7,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from kvtransfer.errors import SteeringError
+from kvtransfer.steering.edit import whole
+from kvtransfer.steering.layers import is_whole
 from kvtransfer.steering.moved import Moved
 
 
@@ -21,6 +23,13 @@ class Shuffle(Moved):
     seed: int = 0
     order: tuple[int, ...] | None = field(default=None, kw_only=True)
     """For each chosen token, counted from 0, the one that it takes from; drawn if not given."""
+
+    def __post_init__(self) -> None:
+        Moved.__post_init__(self)
+        if not is_whole(self.seed) or not -(2**63) <= self.seed < 2**63:
+            raise SteeringError(f"a seed of {self.seed!r}", hint="a whole number of 64 bits")
+        if self.order is not None:
+            object.__setattr__(self, "order", whole("order", self.order, "order=(2, 0, 1)"))
 
     def sources(self, count: int) -> Int[Tensor, " n"]:
         """The order as given, or as drawn.

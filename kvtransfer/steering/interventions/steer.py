@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from kvtransfer.errors import require
 from kvtransfer.geometry.cache import Block, KVCache
 from kvtransfer.steering.edit import Edit, require_finite, turn
 from kvtransfer.steering.vector import CacheVector
@@ -29,6 +30,8 @@ class Steer(Edit):
 
     def __post_init__(self) -> None:
         Edit.__post_init__(self)
+        hint = "CacheVector.from_pretrained(folder), or by name: --vector v=DIR"
+        require("the vector", self.vector, CacheVector, "a CacheVector", hint=hint)
         for name in ("strength", "key_strength", "value_strength"):
             require_finite(name, getattr(self, name))
 
