@@ -20,6 +20,7 @@ from kvtransfer.hf.edited import Edit, effective
 from kvtransfer.hf.fits import check_fits, check_padding, check_room, check_tables
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.rows import check_columns, check_gaps, check_one_table, next_positions, span
+from kvtransfer.hf.watched import watched_generate
 
 
 @contextmanager
@@ -66,7 +67,7 @@ def grafted(
     # How far each row's positions are ahead of its tokens.
     shift = (next_positions(prefix) - prefix.mask.sum(dim=1))[:, None]
     module: Any = model.module
-    inner, outer = module.base_model, module.__dict__.get("generate")
+    inner = module.base_model
 
     within: list[ExitStack] = []
     """What a forward that runs now has to undo."""
@@ -118,34 +119,28 @@ def grafted(
         if within:
             within.pop().__exit__(*sys.exc_info())  # also called where the forward raised
 
-    plain = module.generate
-
-    def generate(inputs: Tensor | None = None, *given: Any, **named: Any) -> Any:
+    def ask(inputs: Tensor | None, named: dict[str, Any]) -> None:
         held = named.get("cache", named.get("past_key_values"))
-        if ours(held):
-            offered = (inputs, named.get("input_ids"), named.get("inputs_embeds"))
-            live = next((each for each in offered if each is not None), None)
-            _check_prompt(held, live, named.get("attention_mask"))
-            width = _width(module, named)
-            _check_rows(prefix, live, width)
-            # Now, for generate drops a mask that shows everything.
-            _require_own(prefix.mask[::width], named["attention_mask"])
-        return plain(inputs, *given, **named)
+        if not ours(held):
+            return
+        offered = (inputs, named.get("input_ids"), named.get("inputs_embeds"))
+        live = next((each for each in offered if each is not None), None)
+        _check_prompt(held, live, named.get("attention_mask"))
+        width = _width(module, named)
+        _check_rows(prefix, live, width)
+        # Now, for generate drops a mask that shows everything.
+        _require_own(prefix.mask[::width], named["attention_mask"])
 
     hooks = (
         inner.register_forward_pre_hook(look, with_kwargs=True),
         inner.register_forward_hook(leave, always_call=True),
     )
-    module.generate = generate
     try:
-        yield cache
+        with watched_generate(module, ask):
+            yield cache
     finally:
         for hook in hooks:
             hook.remove()
-        if outer is None:
-            del module.generate  # the class's own shows again
-        else:
-            module.generate = outer
 
 
 def _columns(

@@ -350,3 +350,21 @@ def test_other_architectures_are_grafted_alike(
 
     torch.testing.assert_close(logits, score(model, LIVE, prefix), atol=1e-4, rtol=1e-4)
     assert found == list(generate(model, LIVE[0], prefix, max_new_tokens=6))
+
+
+def test_blocks_are_left_in_any_order_and_the_model_is_as_it_was(model: LanguageModel) -> None:
+    """As two streams that each hold one open leave theirs."""
+    module: Any = model.module
+    prefix = prefill(model, torch.arange(3, 13)[None])
+    live = torch.arange(13, 16)[None]
+    before = module.__dict__.keys() | set()
+    first, second = grafted(model, prefix), grafted(model, prefix)
+    first.__enter__()
+    cache = second.__enter__()
+
+    first.__exit__(None, None, None)
+
+    with pytest.raises(CacheLayoutError, match="no attention mask"):  # the second still looks
+        module.generate(live, cache=cache, max_new_tokens=2)
+    second.__exit__(None, None, None)
+    assert module.__dict__.keys() == before
