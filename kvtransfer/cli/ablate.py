@@ -10,7 +10,8 @@ from kvtransfer.cli.console import AsJson, Device, Dtype, bars, foreseen, show
 def ablate(
     model: Annotated[str, typer.Argument(help="Model that reads guides.")],
     guides: Annotated[
-        str | None, typer.Option(help="Guide file (.jsonl); the builtin guides if not given.")
+        str | None,
+        typer.Option(help="Guide file (.jsonl) with questions; the builtin ones if not given."),
     ] = None,
     max_guides: Annotated[int | None, typer.Option(help="Guides at most.")] = None,
     layers: Annotated[

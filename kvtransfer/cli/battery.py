@@ -13,7 +13,11 @@ PLOT = "plot.png"
 def battery(
     model: Annotated[str, typer.Argument(help="Model that plays both.")] = "smollm2-135m",
     source_persona: Annotated[
-        str, typer.Option(help="Whose runs are edited: a .toml or .json file, or a builtin name.")
+        str,
+        typer.Option(
+            help="Whose runs are edited: a builtin name (poet, pirate), or a .toml or .json file "
+            "of name, prompt (the system message), markers (its words) and texts (four or more)."
+        ),
     ] = "poet",
     target_persona: Annotated[str, typer.Option(help="Whose cache they read.")] = "pirate",
     topic: Annotated[str, typer.Option(help="What both are asked.")] = "Tell me about the sea.",

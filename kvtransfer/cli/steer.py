@@ -90,7 +90,7 @@ def sweep(
     prompt: Annotated[
         list[str], typer.Option(help="To answer at every strength; may be given several times.")
     ],
-    strengths: Annotated[str, typer.Option(help="Numbers, with commas.")] = "0,1,2,4,8,16",
+    strengths: Annotated[str, typer.Option(help="Numbers, as 0,1,2,4.")] = "0,1,2,4,8,16",
     effect: Annotated[
         str | None,
         typer.Option(
@@ -141,7 +141,7 @@ def sweep(
                 load(model, dtype=dtype, device=device),
                 found,
                 prompt,
-                [float(each) for each in strengths.split(",")],
+                _numbers(strengths),
                 key_strength=key_strength,
                 value_strength=value_strength,
                 layers=layers,
@@ -228,3 +228,15 @@ def generate(
 def _unescaped(text: str) -> str:
     r"""``\n`` as a line break: shells make it hard to write one."""
     return text.replace("\\n", "\n")
+
+
+def _numbers(listed: str) -> list[float]:
+    """What --strengths lists.
+
+    Raises:
+        ValueError: it is no list of numbers.
+    """
+    try:
+        return [float(each) for each in listed.split(",")]
+    except ValueError:
+        raise ValueError(f"--strengths are numbers with commas, 0,1,2,4, not {listed!r}") from None

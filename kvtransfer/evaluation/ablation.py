@@ -18,7 +18,7 @@ from kvtransfer.evaluation.ablation_report import AblationReport, Answers
 from kvtransfer.evaluation.conditions import Arm
 from kvtransfer.evaluation.guide_items import ask, shared
 from kvtransfer.geometry.cache import KVCache
-from kvtransfer.guides.guide import Expect, Guide, Item
+from kvtransfer.guides.guide import Expect, Guide, Item, guides_of
 from kvtransfer.guides.seam import split
 from kvtransfer.hf.attention import looks
 from kvtransfer.hf.model import LanguageModel
@@ -97,7 +97,7 @@ def ablate(
     answers: list[Answers] = []
     off: list[float] = []
     opening = len(model.opening)
-    for guide in guides:
+    for guide in guides_of(guides):
         for item in guide.items:
             asked = _Asked.of(model, guide, item)
             own = prefill(model, asked.hidden[None])
@@ -124,7 +124,10 @@ def ablate(
                 answers.append(Answers(guide.name, item.prompt, item.expect, texts))
             progress()
     if not columns:
-        raise TextError("there are no questions to ask", hint="give guides with items")
+        raise TextError(
+            "there are no questions to ask",
+            hint="give guides with items: read_guides(file) reads them with their questions",
+        )
     return AblationReport(
         model=model.spec.name,
         layers=str(layers),

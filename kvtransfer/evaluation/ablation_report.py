@@ -99,7 +99,8 @@ class AblationReport:
             "the guide",
             *(header for _, header, _ in METRICS),
             title=f"What is left of a guide: {self.model}, {where}",
-            caption=f"n = {self.n} questions; bootstrap 95 % intervals over them",
+            caption=f"n = {self.n} questions; bootstrap 95 % intervals over them. Softmax: a "
+            "mean over live tokens, heads and layers; the guide's first token, a sink, counts",
         )
         for row in self.columns:
             found = self.estimates(row)

@@ -53,9 +53,10 @@ class RefineReport:
             "held-out KL to own",
             "held-out NLL",
             title="refined on the target's own predictions",
-            caption=f"{self.seconds:.0f} s; the bold one was kept",
+            caption=f"{self.seconds:.0f} s; → was kept",
         )
         for each in self.history:
             kept = "bold" if each == self.best else None
-            table.add_row(str(each.step), f"{each.kl:.4f}", f"{each.nll:.4f}", style=kept)
+            step = f"→ {each.step}" if kept else str(each.step)
+            table.add_row(step, f"{each.kl:.4f}", f"{each.nll:.4f}", style=kept)
         return table

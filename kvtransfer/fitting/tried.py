@@ -158,16 +158,17 @@ class AutoReport:
             "attention error",
             "KL to own",
             title=f"tried on {self.windows} held-out windows, stored in {self.storage}",
-            caption=f"budget: {self.budget}; the bold one was taken, dim ones exceed the budget; "
+            caption=f"budget: {self.budget}; → was taken, dim ones exceed the budget; "
             "attention errors within a tenth of the least are told apart by KL",
         )
         for column in table.columns[1:]:
             column.justify = "right"
         for each in self.candidates:
             allowed = self.budget.allows(each)
-            style = "bold" if allowed and each is self.best else (None if allowed else "dim")
+            taken = allowed and each is self.best
+            style = "bold" if taken else (None if allowed else "dim")
             table.add_row(
-                each.name,
+                f"→ {each.name}" if taken else each.name,
                 f"{each.nbytes / 1e6:.2f}",
                 f"{each.tried.microseconds:.1f}",
                 f"{each.tried.attention_error:.4f}",

@@ -171,6 +171,9 @@ class KVCache:
     def rotated(self, rotations: tuple[Rotation | None, ...]) -> "KVCache":
         """The same cache with its content keys turned to their positions.
 
+        Args:
+            rotations: Per layer, of those positions: ``model.rotary(cache.positions)``.
+
         Raises:
             RotationError: the keys are turned already.
             CacheLayoutError: a block was written to in place.

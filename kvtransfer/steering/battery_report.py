@@ -234,8 +234,14 @@ class BatteryReport:
             "target's trajectory, minus that to another run of the source. V★: states entering "
             f"layer {last.layer}, source's texts −1, target's +1 ({last.accuracy:.0%} of tokens of "
             "held-out texts on their side). Markers of the target in 100 words: as substrings, as "
-            "whole words, longest first and none twice. Same tokens: its text is the target's."
+            "whole words, longest first and none twice. TTR: different words over words; rep.: "
+            "share of repeated n-grams. Same tokens: its text is the target's."
+            + (f" {FEW}" if self.samples < ENOUGH else "")
         )
+
+
+ENOUGH = 8
+FEW = "So few samples tell little: an interval over two numbers above 0 cannot reach 0."
 
 
 def surely(gain: Estimate) -> bool:

@@ -47,7 +47,7 @@ class Edit(ABC):
         if self.heads is not None:
             object.__setattr__(self, "heads", whole("heads", self.heads, "heads=(0, 2)"))
         if self.tokens is not None:
-            ends = whole("tokens", self.tokens, "tokens=(2, 5)", ends=True)
+            ends = whole("tokens", self.tokens, SLICE, ends=True)
             object.__setattr__(self, "tokens", ends)
 
     def __call__(self, cache: KVCache) -> KVCache:
@@ -179,6 +179,9 @@ def require_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
         raise SteeringError(f"{name} is {value!r}", hint=f"one of {', '.join(known)}")
 
 
+SLICE = "tokens=(start, stop), as of a slice; (0, 3) is the first three, (-1, None) the last"
+
+
 def whole(name: str, given: Any, like: str, *, ends: bool = False) -> tuple[Any, ...]:
     """Whole numbers as a tuple; of a slice, its two ``ends``, each of which may be None.
 
@@ -190,7 +193,7 @@ def whole(name: str, given: Any, like: str, *, ends: bool = False) -> tuple[Any,
         is_whole(each) or (ends and each is None) for each in numbers
     )
     if numbers is None or not good or (ends and len(numbers) != 2):
-        raise SteeringError(f"{name} are {given!r}"[:80], hint=f"whole numbers, as in {like}")
+        raise SteeringError(f"{name} are {given!r}"[:80], hint=f"whole numbers: {like}")
     return numbers
 
 

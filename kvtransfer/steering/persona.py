@@ -8,7 +8,7 @@ A small file, TOML or JSON:
     texts = ["Ahoy, matey! …", "…"]
 
 ``prompt`` is the system message, ``markers`` are counted in what the model writes, ``texts`` show
-the persona speaking, for the axis that tells it from another one.
+the persona speaking, four at least, for the axis that tells it from another one.
 """
 
 import json
@@ -23,7 +23,10 @@ from kvtransfer.measures.markers import fold, words
 
 FOLDER = Path(__file__).parent / "personas"
 
-EXAMPLE = "name, prompt, markers and texts, in TOML or JSON: see `kvtransfer.steering.persona`"
+EXAMPLE = (
+    "name, prompt (the system message), markers (a list of its words) and texts (four or more in "
+    "which it speaks), in TOML or JSON"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

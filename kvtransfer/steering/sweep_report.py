@@ -17,6 +17,10 @@ SHOWN = 200
 """Letters of a text that the table shows; the JSON has all of them."""
 
 
+ENOUGH = 5
+"""Prompts, below which a useful window is said to be none yet."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steered:
     """One answer."""
@@ -172,6 +176,8 @@ class SweepReport:
             f"says nothing, its repetition rises by more than {self.guard.repetition:.0%}, or its "
             f"NLL under the unsteered model by more than {self.guard.nll:g} nats a token."
         )
+        if count < ENOUGH:
+            bounds += f" On {count} prompt{'s' if count > 1 else ''} that is a hint and no finding."
         return Group(table, Text(bounds), Text(""), *map(Text, self._texts()))
 
     def _word(self, each: Strength) -> str:

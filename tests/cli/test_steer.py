@@ -128,7 +128,7 @@ FAILURES = {
         1,
         "no layer 9",
     ),
-    "no numbers": ("sweep {source} {vector} --prompt a --strengths 1,x", 2, "could not convert"),
+    "no numbers": ("sweep {source} {vector} --prompt a --strengths 1,x", 2, "numbers with commas"),
     "a sweep of NaN": ("sweep {source} {vector} --prompt a --strengths nan", 1, "strength is nan"),
     "no expression": ("sweep {source} {vector} --prompt a --effect (", 1, "no regular expression"),
     "no such vector": ("sweep {source} {root}/nowhere --prompt a", 1, "no steering vector at"),

@@ -105,7 +105,8 @@ def test_its_table_has_a_row_for_each_map(chosen: FitReport) -> None:
     text = console.export_text()
 
     for each in auto_of(chosen).candidates:
-        (row,) = [line for line in text.splitlines() if f"│ {each.name} " in line]
+        named = f"→ {each.name}" if each is auto_of(chosen).best else each.name
+        (row,) = [line for line in text.splitlines() if f"│ {named} " in line]
         assert f"{each.tried.attention_error:.4f}" in row
     assert "tried on 1 held-out windows, stored in float32" in text
 

@@ -11,6 +11,7 @@ import torch
 
 from kvtransfer.errors import KVTransferError
 from kvtransfer.geometry.cache import KVCache
+from kvtransfer.steering.chain import chain
 from kvtransfer.steering.expression import parse
 from kvtransfer.steering.interventions import Scale
 
@@ -34,6 +35,7 @@ TEXTS = (
     "Shuffle(1.5)",
     "Shuffle(order=3)",
     "Lag(1.5)",
+    "nothing",
 )
 
 
@@ -44,11 +46,17 @@ def main() -> None:
     )
     for text in TEXTS:
         try:
-            parse(text, {"cache": cache})(cache)
+            parse(text, {"cache": cache, "nothing": lambda each: None})(cache)
             said: dict[str, Any] = {"error": None}
         except KVTransferError as error:
             said = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
         print(json.dumps({"text": text} | said))
+    number: Any = 1
+    try:
+        chain(number)
+    except KVTransferError as error:
+        raised = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
+        print(json.dumps({"text": "chain(1)"} | raised))
     listed: Any = {"layers": np.array([0, 2]), "heads": [1], "tokens": [0, 3]}
     made = Scale(0.5, **listed)
     same = Scale(0.5, layers=(0, 2), heads=(1,), tokens=(0, 3))

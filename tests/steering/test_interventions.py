@@ -410,3 +410,9 @@ def test_keys_that_nobody_knows_how_to_turn_are_moved_as_cached_or_not_at_all(
     with pytest.raises(RotationError, match="no record of the rotation"):
         Lag(1)(unknown)
     assert torch.equal(Lag(1, space="cached")(unknown).keys[0][:, :, 1:], cache.keys[0][:, :, :-1])
+
+
+def test_any_function_from_cache_to_cache_is_a_step(cache: KVCache) -> None:
+    quiet = chain(lambda each: each.map(lambda block: block / 2), Lag(0))
+
+    assert torch.equal(quiet(cache).values[0], cache.values[0] / 2)

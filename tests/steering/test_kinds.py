@@ -46,6 +46,8 @@ def said() -> dict[str, dict[str, Any]]:
         ("Shuffle(1.5)", "SteeringError", "a seed of 1.5"),
         ("Shuffle(order=3)", "SteeringError", "order are 3"),
         ("Lag(1.5)", "SteeringError", "a lag of 1.5 tokens"),
+        ("nothing", "WrongKind", "made"),
+        ("chain(1)", "WrongKind", "a step is 1 (int)"),
     ],
 )
 def test_the_message_says_what_was_given_and_the_hint_what_is_taken(
