@@ -170,7 +170,7 @@ def _stdin() -> Iterator[str]:
 
 def _plain(path: Path) -> Iterator[str]:
     try:
-        yield path.read_text(encoding="utf-8")
+        yield path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise TextError(
             f"{path} is not UTF-8 text (byte {error.start})", hint="convert it to UTF-8"

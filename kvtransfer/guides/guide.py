@@ -93,7 +93,7 @@ def read_guides(path: str | Path, *, questions: bool = True) -> tuple[Guide, ...
     path = Path(path)
     try:
         # Not splitlines(): it also breaks at letters that JSON strings may hold.
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError as error:
         raise TextError(f"no guide file at {path}", hint="check the path") from error
     except (OSError, UnicodeDecodeError) as error:

@@ -99,7 +99,7 @@ def read_schema(path: str | Path) -> Schema:
     """
     path = Path(path)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise SchemaError(f"no schema at {path}", hint="check the path") from error
     except (OSError, UnicodeDecodeError) as error:

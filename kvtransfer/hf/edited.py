@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache
 
-from kvtransfer.errors import CacheLayoutError
+from kvtransfer.errors import CacheLayoutError, WrongKind
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.geometry.hidden import each
 from kvtransfer.geometry.join import require_cache
@@ -47,7 +47,12 @@ def effective(
     Raises:
         CacheLayoutError, IncompatibleModels: an edit made no cache of that length for this model.
         UnsupportedModel: the model's attention cannot hide tokens from a layer.
+        WrongKind: the edit is none.
     """
+    if edit is not None and not callable(edit):
+        raise WrongKind(
+            "the edit", edit, "a function from a cache to a cache", hint="as Scale(0.5)"
+        )
     if edit is None or cache.get_seq_length() == 0:
         with blinded(model, None if prefix is None else prefix.hidden):
             yield

@@ -17,8 +17,8 @@ def check_fits(model: LanguageModel, prefix: KVCache) -> None:
     """Raise unless ``prefix`` can be read by ``model``.
 
     Raises:
-        CacheLayoutError: its layers, heads, widths or dtype are not the model's, or something
-            wrote to it in place.
+        CacheLayoutError: its layers, heads, widths, dtype or device are not the model's, or
+            something wrote to it in place.
         IncompatibleModels: it belongs to another model, or does not say to which.
         WrongKind: it is no KVCache, or the model no LanguageModel.
     """
@@ -27,6 +27,11 @@ def check_fits(model: LanguageModel, prefix: KVCache) -> None:
     spec = model.spec
     model.require_as_wrapped()
     prefix.require_unchanged()
+    if (device := prefix.keys[0].device) != model.device:
+        raise CacheLayoutError(
+            f"this cache is on {device}, {spec.name} on {model.device}",
+            hint="move it: cache.to(device=…)",
+        )
     check_finite(prefix)
     if prefix.model is not None and not same_model(prefix.model, str(spec.identity)):
         alike = prefix.model.partition("/")[0] == spec.weights

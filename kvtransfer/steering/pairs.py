@@ -47,7 +47,7 @@ def read_pairs(path: str | Path) -> tuple[Pair, ...]:
     builtin = {each.stem: each for each in FOLDER.glob("*.jsonl")}
     path = builtin.get(str(path), Path(path))
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError as error:
         raise TextError(
             f"no file of pairs at {path}",

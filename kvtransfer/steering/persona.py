@@ -66,7 +66,7 @@ def read_persona(name: str | Path) -> Persona:
     path = FOLDER / f"{name}.toml" if name in known else Path(name)
     hint = f"a .toml or .json file, or a builtin one: {', '.join(known)}"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise PersonaError(f"no persona {str(name)!r}", hint=hint) from error
     except (OSError, ValueError) as error:  # ValueError: its bytes, or a null in its name

@@ -33,6 +33,15 @@ def test_a_line_is_a_guide_with_its_questions(tmp_path: Path) -> None:
     )
 
 
+def test_a_byte_order_mark_is_no_letter(tmp_path: Path) -> None:
+    path = write(tmp_path, LINE)
+    plain = read_guides(path)
+
+    path.write_text(path.read_text(encoding="utf-8"), encoding="utf-8-sig")
+
+    assert read_guides(path) == plain
+
+
 def test_letters_that_other_formats_take_for_line_breaks_are_letters(tmp_path: Path) -> None:
     text = "one\u2028two\x85three\x1cfour\u2029"
     path = tmp_path / "guides.jsonl"

@@ -227,3 +227,10 @@ def test_an_edit_that_cuts_the_cache_is_refused(
 ) -> None:
     with pytest.raises(CacheLayoutError, match="made 1 rows of 19 tokens out of 1 of 20"):
         write(model, prefix, LIVE, lambda cache: cache.prefix(19))
+
+
+def test_a_cache_that_is_elsewhere_is_refused_with_both_places(
+    model: LanguageModel, prefix: KVCache
+) -> None:
+    with pytest.raises(CacheLayoutError, match=r"this cache is on meta, .* on cpu"):
+        score(model, LIVE[None], prefix.map(lambda block: block.to("meta")))

@@ -239,6 +239,8 @@ def test_a_file_of_pairs_holds_texts_or_conversations(tmp_path: Path) -> None:
     path.write_text("\n\n".join(map(json.dumps, rows)), encoding="utf-8")
 
     assert read_pairs(path) == (Pair("a", "b"), Pair(tuple(turns), "b"))
+    path.write_text(path.read_text(encoding="utf-8"), encoding="utf-8-sig")
+    assert read_pairs(path) == (Pair("a", "b"), Pair(tuple(turns), "b"))
 
 
 @pytest.mark.parametrize(
