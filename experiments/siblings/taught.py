@@ -1,9 +1,10 @@
 """A fine-tuned sibling as a model to load: the base with its adapter merged.
 
-    python -m experiments.siblings.taught [NAME]
+    python -m experiments.siblings.taught [NAME]            measures it
+    python -m experiments.siblings.taught NAME --out DIR    writes it as a model's folder
 
-prints what base and sibling make of plain text and of telegrams, in nats a token, and writes it to
-the adapter's recipe.
+Measured is what base and sibling make of plain text and of telegrams, in nats a token; it is
+written to the adapter's recipe.
 """
 
 import argparse
@@ -56,10 +57,17 @@ def quality(model: LanguageModel) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure base and sibling."""
+    """Measure base and sibling, or write the sibling."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", nargs="?", choices=NAMES, default=NAMES[0])
-    name = parser.parse_args().name
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    name = asked.name
+    if asked.out is not None:
+        sibling = taught(name, "bfloat16")
+        sibling.module.save_pretrained(asked.out)
+        sibling.tokenizer.save_pretrained(asked.out)
+        return
     found = {
         who: {key: round(value, 4) for key, value in quality(model).items()}
         for who, model in (

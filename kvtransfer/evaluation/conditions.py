@@ -205,9 +205,12 @@ CONTROLS = ("none", "raw", "zeroed", "unrotated", "shuffled")
 
 def arms(reading: Reading, names: tuple[str, ...]) -> tuple[dict[str, Arm], dict[str, str]]:
     """The arms of the named conditions, and why the others cannot be had for this pair."""
+    pair = reading.pair
     made: dict[str, Arm] = {}
     missing: dict[str, str] = {}
     for name in names:
+        if name in pair.edits and pair.edits[name][0] in pair.packs:
+            continue  # a pack holds guides, and is edited where they are asked about
         try:
             made[name] = _arm(reading, name, made.get("mapped"))
         except SteeringError:

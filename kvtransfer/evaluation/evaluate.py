@@ -86,9 +86,10 @@ def evaluate(
         raise ValueError(f"no prefix of {repair!r} is repaired; one of {', '.join(REPAIRABLE)}")
     repairs = {condition_of(share, repair): (repair, share) for share in shares if share}
     conditions = list(conditions)
-    edits = edits_of(conditions, bound or {})
+    edits = edits_of(conditions, bound or {}, others=(*rivals, *(packs or {})))
     asked_for = [name for name in conditions if name not in edits]
-    asked_for += [base for base, _ in edits.values()] + ([repair] if shares else [])
+    asked_for += [base for base, _ in edits.values() if base in CONDITIONS]
+    asked_for += [repair] if shares else []
     names = (*_names(asked_for), *edits, *repairs, *rivals)
     if prefix < 2 or continuation < 1 or items < 1:
         raise ValueError(f"{prefix=}, {continuation=}, {items=}: at least 2, 1 and 1 are needed")

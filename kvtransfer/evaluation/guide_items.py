@@ -118,6 +118,9 @@ def _packed(pair: Pair, guide: Guide, hidden: Int[Tensor, " t"]) -> dict[str, Ar
             )
         prefix = held.restore(pair.target).prefix(len(hidden))
         found[name] = Arm(pair.target, prefix)
+    for name, (base, edit) in pair.edits.items():
+        if base in found and (plain := found[base].prefix) is not None:
+            found[name] = Arm(pair.target, edit(plain))
     return found
 
 

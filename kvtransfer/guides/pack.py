@@ -182,11 +182,15 @@ class GuidePack(Mapping[str, PackedGuide]):
         config = shelf.load(folder)
         maker = Maker.from_dict(config["model"])
 
+        sure: set[str] = set()
+
         def tell(entry: shelf.Entry) -> Told:
-            return Told.of(shelf.told_of(folder, entry))
+            return Told.of(shelf.told_of(folder, entry, sure=entry["file"] in sure))
 
         def read(entry: shelf.Entry) -> Prepared:
-            return Prepared.of(shelf.tensors_of(folder, entry), maker)
+            found = shelf.tensors_of(folder, entry)
+            sure.add(entry["file"])
+            return Prepared.of(found, maker)
 
         guides = {
             entry["name"]: PackedGuide.read(

@@ -2,13 +2,17 @@
 
 import numpy as np
 import pytest
+import torch
 
 from kvtransfer.errors import SteeringError
 from kvtransfer.evaluation.evaluate import evaluate
 from kvtransfer.evaluation.report import EvalReport
 from kvtransfer.fitting.texts import builtin
+from kvtransfer.geometry.cache import KVCache
+from kvtransfer.guides.pack import GuidePack
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.steering.interventions import Scale
+from kvtransfer.steering.vector import CacheVector
 
 from .conftest import CONTINUATION, GUIDES, ITEMS, PREFIX, identity
 
@@ -67,6 +71,48 @@ def test_attention_is_not_compared_where_tokens_are_hidden(report: EvalReport) -
 
 def test_an_edit_is_no_rival_mapping(report: EvalReport) -> None:
     assert "the mapping 'mapped+" not in report.sentence()
+
+
+def test_a_vector_steers_a_transferred_guide_a_pack_and_a_rival_mapping(
+    model: LanguageModel,
+) -> None:
+    depth, (heads, width) = len(model.spec.layers), (model.spec.layers[0].kv_heads, 16)
+    random = torch.Generator().manual_seed(0)
+    vector = CacheVector(
+        keys=tuple(torch.randn(heads, width, generator=random) for _ in range(depth)),
+        values=tuple(torch.randn(heads, width, generator=random) for _ in range(depth)),
+        spec=model.spec,
+        made={},
+        provenance={},
+    )
+    steered = [f"{base}+Steer(v,4.0,tokens=(0,None))" for base in ("mapped", "pack", "other")]
+    seen = []
+
+    def watch(cache: KVCache) -> KVCache:
+        seen.append(cache.approximate)
+        return cache
+
+    report = evaluate(
+        model,
+        model,
+        identity(model),
+        guides=GUIDES,
+        conditions=["own", *steered, "pack+watch"],
+        rivals={"other": identity(model)},
+        packs={"pack": GuidePack.build(model, GUIDES)},
+        bound={"v": vector, "watch": watch},
+    )
+
+    assert report.guides is not None
+    right = report.guides.right
+    assert set(steered) < set(right)
+    np.testing.assert_array_equal(right["pack+watch"], right["own"])
+    assert len(seen) == len(GUIDES)
+    # Of an identity mapping and a pack of the model's own, steering gives the same.
+    np.testing.assert_array_equal(right[steered[0]], right[steered[1]])
+    np.testing.assert_array_equal(right[steered[0]], right[steered[2]])
+    texts = report.guides.examples[0].texts
+    assert texts[steered[0]] != texts["own"]
 
 
 @pytest.mark.parametrize(

@@ -606,6 +606,18 @@ def test_what_is_broken_is_refused_by_name(model: LanguageModel, folder: Path, k
     assert caught.value.hint
 
 
+def test_a_bit_flipped_in_the_words_is_refused_before_they_are_told(folder: Path) -> None:
+    path = file_of(folder, "harbour")
+    held = path.read_bytes()
+    where = held.index(dict(GUIDES)["harbour"].encode()[:12])
+    path.write_bytes(held[:where] + bytes([held[where] ^ 1]) + held[where + 1 :])
+    guide = GuidePack.from_pretrained(folder)["harbour"]
+
+    for ask in (lambda: guide.text, lambda: guide.made, lambda: repr(guide)):
+        with pytest.raises(ArtifactError, match="has checksum"):
+            ask()
+
+
 def test_another_models_file_in_a_packs_folder_is_refused(
     tiny: Tiny, model: LanguageModel, folder: Path
 ) -> None:

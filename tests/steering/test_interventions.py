@@ -291,6 +291,15 @@ def test_a_bank_is_hidden_from_the_other_layers(cache: KVCache) -> None:
     assert Bank("all")(cache) is cache
 
 
+def test_a_bank_may_be_of_some_heads_and_tokens(cache: KVCache) -> None:
+    bank = Bank((1,), heads=(0,), tokens=(0, 2))
+
+    expected = Ablate("removed", layers=(0, 2), heads=(0,), tokens=(0, 2))
+    assert same(bank(cache), expected(cache))
+    assert str(bank) == "Bank((1,), heads=(0,), tokens=(0, 2))"
+    assert bank == Bank([1], heads=(0,), tokens=(0, 2))
+
+
 def test_what_a_donor_hides_goes_where_the_donor_goes(cache: KVCache, donor: KVCache) -> None:
     blind = Ablate("removed", tokens=(0, 2))(donor)
 

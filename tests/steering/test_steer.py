@@ -117,6 +117,20 @@ def test_there_and_back_is_the_cache_again(tiny: Tiny, kind: str) -> None:
     assert all(map(torch.equal, blocks(Steer(-found)(cache)), blocks(Steer(found, -1.0)(cache))))
 
 
+def test_as_cached_it_is_added_unturned(cache: KVCache, vector: CacheVector) -> None:
+    turned, plain = Steer(vector)(cache), Steer(vector, space="cached")(cache)
+
+    for layer, (keys, values) in enumerate(plain):
+        torch.testing.assert_close(
+            keys[:, :, -1] - cache.keys[layer][:, :, -1],
+            vector.keys[layer].expand(len(keys), -1, -1),
+            atol=1e-5,
+            rtol=1e-5,
+        )
+        assert torch.equal(values, turned.values[layer])
+    assert not torch.allclose(plain.keys[0], turned.keys[0], atol=1e-3)
+
+
 def test_strengths_add_up(cache: KVCache, vector: CacheVector) -> None:
     once_more = chain(Steer(vector, 0.5), Steer(vector, 1.5))(cache)
 

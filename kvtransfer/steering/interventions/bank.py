@@ -1,6 +1,6 @@
 """Show a prefix to some layers alone."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.steering.edit import said, word
@@ -17,24 +17,43 @@ class Bank:
     """
 
     layers: Layers
+    heads: tuple[int, ...] | None = field(default=None, kw_only=True)
+    """KV heads that the others do not see; None for all."""
+    tokens: tuple[int | None, int | None] | None = field(default=None, kw_only=True)
+    """Columns that the others do not see, as of a slice; None for all."""
 
     def __post_init__(self) -> None:
-        """Layers as a value that compares and hashes."""
+        """Layers, heads and tokens as values that compare and hash.
+
+        Raises:
+            SteeringError: they are no layers, heads or tokens of any cache.
+        """
         object.__setattr__(self, "layers", frozen(self.layers))
+        hides = self._hides(())
+        object.__setattr__(self, "heads", hides.heads)
+        object.__setattr__(self, "tokens", hides.tokens)
 
     def __call__(self, cache: KVCache) -> KVCache:
         """The same cache, out of sight elsewhere.
 
         Raises:
-            SteeringError: there is no such layer.
+            SteeringError: there is no such layer, head or token.
         """
         depth = len(cache)
         seeing = set(which(self.layers, depth))
         blind = [layer for layer in range(depth) if layer not in seeing]
         if not blind:
             return cache
-        hidden = Ablate("removed", layers=blind)(cache).hidden
+        hidden = self._hides(blind)(cache).hidden
         return said(replace(cache, hidden=hidden), self)
 
+    def _hides(self, layers: Layers) -> Ablate:
+        return Ablate("removed", layers=layers, heads=self.heads, tokens=self.tokens)
+
     def __str__(self) -> str:
-        return f"Bank({word(self.layers)})"
+        named = [
+            f"{name}={word(value)}"
+            for name, value in (("heads", self.heads), ("tokens", self.tokens))
+            if value is not None
+        ]
+        return f"Bank({', '.join([word(self.layers), *named])})"

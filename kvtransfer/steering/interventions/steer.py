@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kvtransfer.errors import require
 from kvtransfer.geometry.cache import Block, KVCache
-from kvtransfer.steering.edit import Edit, require_finite, turn
+from kvtransfer.steering.edit import SPACES, Edit, Space, require_finite, require_one_of, turn
 from kvtransfer.steering.vector import CacheVector
 
 
@@ -27,6 +27,8 @@ class Steer(Edit):
     value_strength: float = field(default=1.0, kw_only=True)
     """Of the values, times ``strength``."""
     tokens: tuple[int | None, int | None] | None = field(default=(-1, None), kw_only=True)
+    space: Space = field(default="content", kw_only=True)
+    """Whether keys are turned to their positions before they are added, or added as they are."""
 
     def __post_init__(self) -> None:
         Edit.__post_init__(self)
@@ -34,6 +36,7 @@ class Steer(Edit):
         require("the vector", self.vector, CacheVector, "a CacheVector", hint=hint)
         for name in ("strength", "key_strength", "value_strength"):
             require_finite(name, getattr(self, name))
+        require_one_of("space", self.space, SPACES)
 
     def __call__(self, cache: KVCache) -> KVCache:
         """The steered cache; the given one stays as it is.
@@ -64,7 +67,8 @@ class Steer(Edit):
         """The vector's, turned to each token's position, on top."""
         block, span = cache.keys[layer], self.span(cache)
         pushed = self._direction(self.vector.keys[layer], block, span, self.key_strength)
-        if (table := turn(cache, layer)) is not None:
+        table = turn(cache, layer) if self.space == "content" else None
+        if table is not None:
             columns = slice(span.start, span.stop)
             here = replace(table, cos=table.cos[:, columns], sin=table.sin[:, columns])
             pushed = here.apply(pushed)
