@@ -128,7 +128,8 @@ def test_as_cached_it_is_added_unturned(cache: KVCache, vector: CacheVector) -> 
             rtol=1e-5,
         )
         assert torch.equal(values, turned.values[layer])
-    assert not torch.allclose(plain.keys[0], turned.keys[0], atol=1e-3)
+    # Not in layer 0, where a key is of its token alone, and the pairs end in the same one.
+    assert not torch.allclose(plain.keys[2], turned.keys[2], atol=1e-3)
 
 
 def test_strengths_add_up(cache: KVCache, vector: CacheVector) -> None:
