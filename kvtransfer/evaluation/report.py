@@ -1,7 +1,7 @@
 """The evaluation's result: tables for people, JSON for scripts, one sentence for the hurried."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -11,6 +11,7 @@ from rich.text import Text
 from kvtransfer.evaluation.conditions import CONDITIONS, CONTROLS
 from kvtransfer.evaluation.curve import condition_of, curve, curve_table
 from kvtransfer.evaluation.guide_items import GuideResult
+from kvtransfer.evaluation.part import Part
 from kvtransfer.evaluation.text import TextResult
 from kvtransfer.report import Estimate, Provenance, to_json
 from kvtransfer.steering.expression import terms
@@ -34,7 +35,8 @@ EXAMPLES_SHOWN = 3
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class EvalReport:
-    """What a mapping is worth. True where ``mapped`` beats every control that was measured.
+    """What a mapping is worth. True where ``mapped`` beats every control that was measured, and
+    every further part is true.
 
     Beating means that the 95 % interval of the paired NLL difference lies above zero; without
     text, that more guide items are answered than without the guide. Where another prefix is
@@ -52,8 +54,17 @@ class EvalReport:
     """How much of a prefix was read again, where that was asked."""
     repair: str = "mapped"
     """Whose prefix that was."""
+    parts: Mapping[str, Part] = field(default_factory=dict)
+    """What was measured beside text and guides, by its key in the JSON."""
 
     def __bool__(self) -> bool:
+        if not all(self.parts.values()):
+            return False
+        if self.parts and self.text is None and self.guides is None:
+            return True
+        return self._mapped_is_better()
+
+    def _mapped_is_better(self) -> bool:
         if self.repair != "mapped":
             return self._improves()
         if self.text is not None:
@@ -63,12 +74,18 @@ class EvalReport:
             return bool(self.guides.right["mapped"].mean() > self.guides.right["none"].mean())
         return False
 
+    def with_part(self, key: str, part: Part) -> "EvalReport":
+        """The same, and one more thing that was measured, which JSON holds under ``key``."""
+        return replace(self, parts={**self.parts, key: part})
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON shape that scripts rely on."""
         document: dict[str, Any] = {
+            "source": self.source,
+            "target": self.target,
             "provenance": self.provenance.to_dict(),
             "notes": list(self.notes),
-        }
+        } | {key: part.to_dict() for key, part in self.parts.items()}
         if self.text is not None:
             document["text"] = {
                 "n": self.text.n,
@@ -138,6 +155,7 @@ class EvalReport:
                 parts.append(_example_table(self.guides, without=self._repaired()))
         if points := self.curve():
             parts.append(curve_table(points, of=self.repair))
+        parts += [part.__rich__() for part in self.parts.values()]
         missing = (self.text.missing if self.text else {}) | (
             self.guides.missing if self.guides else {}
         )
@@ -177,12 +195,15 @@ class EvalReport:
                 for point in self.curve()
                 if point["share"] and point.get("loss_recovered") is not None
             ]
+        said += [clause for part in self.parts.values() if (clause := part.sentence())]
         if not said:
             return "The condition 'mapped' was not measured."
         sentence = "; ".join(said)
         doubt = (
             ""
-            if self or self.repair != "mapped"
+            if self._mapped_is_better()
+            or self.repair != "mapped"
+            or (self.text is None and self.guides is None)
             else "; it does not beat every control, so do not rely on this mapping"
         )
         return sentence[0].upper() + sentence[1:] + doubt + "."
