@@ -74,6 +74,8 @@ class Reading:
     source: KVCache
     """With a token for each of ``ids``, also where the source has another tokenizer."""
     own: KVCache
+    made: dict[str, Arm] = field(default_factory=dict)
+    """Arms that others may begin with: each is made once."""
 
     @classmethod
     def of(cls, pair: Pair, hidden: Int[Tensor, " t"]) -> "Reading":
@@ -81,6 +83,12 @@ class Reading:
         ids = hidden[None]
         read = read_aligned(pair.source, pair.target, ids)
         return cls(pair, ids, read, prefill(pair.target, ids))
+
+    def arm(self, name: str) -> Arm:
+        """Of one condition; a KVTransferError says why it cannot be had."""
+        if name not in self.made:
+            self.made[name] = conditions_of(self.pair)[name](self)
+        return self.made[name]
 
     def fit_target(self, cache: KVCache) -> KVCache:
         """A cache in the dtype, and on the device, of the target."""
@@ -212,7 +220,7 @@ def arms(reading: Reading, names: tuple[str, ...]) -> tuple[dict[str, Arm], dict
         if name in pair.edits and pair.edits[name][0] in pair.packs:
             continue  # a pack holds guides, and is edited where they are asked about
         try:
-            made[name] = _arm(reading, name, made.get("mapped"))
+            made[name] = reading.arm(name)
         except SteeringError:
             raise  # what was asked for is not there, whichever the pair
         except KVTransferError as error:
@@ -220,25 +228,37 @@ def arms(reading: Reading, names: tuple[str, ...]) -> tuple[dict[str, Arm], dict
     return made, missing
 
 
-def _arm(reading: Reading, name: str, plain: Arm | None) -> Arm:
-    pair = reading.pair
-    if (rival := pair.rivals.get(name)) is not None:
-        return Arm(pair.target, reading.mapped(by=rival))
-    if (edited := pair.edits.get(name)) is not None:
-        arm = (
-            plain
-            if plain is not None and edited[0] == "mapped"
-            else _arm(reading, edited[0], plain)
-        )
-        if arm.prefix is None:
+def conditions_of(pair: Pair) -> dict[str, Condition]:
+    """By name, every condition that can be asked for with these models and mappings."""
+    return {
+        **CONDITIONS,
+        **{name: _by(rival) for name, rival in pair.rivals.items()},
+        **{name: _edited(base, edit) for name, (base, edit) in pair.edits.items()},
+        **{name: _repaired(base, share) for name, (base, share) in pair.repairs.items()},
+    }
+
+
+def _by(rival: KVMapping) -> Condition:
+    return lambda reading: Arm(reading.pair.target, reading.mapped(by=rival))
+
+
+def _edited(base: str, edit: Intervention) -> Condition:
+    def make(reading: Reading) -> Arm:
+        plain = reading.arm(base)
+        if plain.prefix is None:
             raise SteeringError(
-                f"{edited[0]} has no prefix to edit", hint="edit own, mapped or raw, say"
+                f"{base} has no prefix to edit", hint="edit own, mapped or raw, say"
             )
-        return Arm(arm.reader, edited[1](arm.prefix))
-    if (repair := pair.repairs.get(name)) is not None:
-        base, share = repair
-        arm = plain if plain is not None and base == "mapped" else _arm(reading, base, plain)
-        assert arm.prefix is not None  # REPAIRABLE ones have one
-        made = recompute(pair.target, reading.ids, arm.prefix, share, after=arm.exact)
-        return Arm(pair.target, made)
-    return CONDITIONS[name](reading)
+        return Arm(plain.reader, edit(plain.prefix))
+
+    return make
+
+
+def _repaired(base: str, share: float) -> Condition:
+    def make(reading: Reading) -> Arm:
+        target, plain = reading.pair.target, reading.arm(base)
+        assert plain.prefix is not None  # REPAIRABLE ones have one
+        again = recompute(target, reading.ids, plain.prefix, share, after=plain.exact)
+        return Arm(target, again)
+
+    return make
