@@ -12,7 +12,7 @@ from rich.table import Table
 
 from kvtransfer.errors import ArtifactError, require
 from kvtransfer.fitting.mapping import KVMapping
-from kvtransfer.guides import shelf
+from kvtransfer.guides import durable, shelf
 from kvtransfer.guides.card import card, row_of
 from kvtransfer.guides.guide import Guides
 from kvtransfer.guides.maker import Maker
@@ -215,7 +215,7 @@ class GuidePack(Mapping[str, PackedGuide]):
         """
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
-            return upload(Path(folder), name, private=private, token=token, ignore=(shelf.LOCK,))
+            return upload(Path(folder), name, private=private, token=token, ignore=(durable.LOCK,))
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON shape that scripts rely on."""

@@ -11,10 +11,7 @@ the one who saves is interrupted.
 
 import hashlib
 import json
-import os
-import re
 import shutil
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,22 +19,19 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kvtransfer import artifact
 from kvtransfer.errors import ArtifactError
+from kvtransfer.guides import durable
 from kvtransfer.report import to_json
 
 KIND = "guide_pack"
 FORMAT = 1
 READABLE = (1,)
-GUIDES, LOCK = "guides", ".lock"
-PATIENCE = 600
-"""Seconds that a save waits for another one to the same folder."""
+GUIDES = "guides"
 
 Entry = dict[str, Any]
 """One guide as config.json has it: ``name``, ``tokens``, ``file``, and that one's ``crc32``, which
@@ -59,9 +53,6 @@ class Volume:
 FIELDS = {"name": str, "tokens": int, "file": str, "crc32": int}
 """What an entry has, and of what kind."""
 
-BLOCK = 1 << 20
-"""Bytes of a file that are read at once."""
-
 
 def save(
     folder: Path, head: Mapping[str, Any], guides: Iterable[Volume], card: Callable[[], str]
@@ -81,15 +72,16 @@ def save(
     guides = chain(list(islice(guides, 1)), guides)
     try:
         (folder / GUIDES).mkdir(parents=True, exist_ok=True)
-        with _alone(folder):
+        with durable.alone(folder):
             entries = _put_all(folder / GUIDES, guides)
             before = _held(folder)
             config = dict(head) | {"format": FORMAT, "kind": KIND, "guides": entries}
             config["sha256"] = digest(config)
-            _replace(folder, artifact.CARD, card())
-            _replace(folder, artifact.CONFIG, to_json(config))
+            durable.replace(folder, artifact.CARD, card(), by=folder / GUIDES)
+            durable.replace(folder, artifact.CONFIG, to_json(config), by=folder / GUIDES)
             # What the last pack held stays for those who have it open; what was before it goes.
-            _sweep(folder, before | {str(entry["file"]) for entry in entries})
+            kept = before | {str(entry["file"]) for entry in entries}
+            durable.sweep(folder / GUIDES, kept)
     except OSError as error:
         raise artifact.unwritable(folder, error) from error
 
@@ -153,7 +145,7 @@ def told_of(folder: Path, entry: Entry, *, sure: bool = False) -> dict[str, str]
 
 def _require_written(path: Path, entry: Entry) -> None:
     """Raise ArtifactError unless a guide's file is, head and numbers, what was written."""
-    if (found := _crc32(path)) != entry["crc32"]:
+    if (found := durable.crc32(path)) != entry["crc32"]:
         raise artifact.changed(path, f"{found:08x}", f"{entry['crc32']:08x}")
 
 
@@ -195,14 +187,16 @@ def refuse_foreign(folder: Path) -> None:
     """Raise ArtifactError if the folder holds something else than a pack, or what a first save
     left of one when it was interrupted."""
     guides = folder / GUIDES
-    foreign = [path for path in guides.iterdir() if not _is_ours(path)] if guides.is_dir() else []
+    foreign = (
+        [path for path in guides.iterdir() if not durable.is_ours(path)] if guides.is_dir() else []
+    )
     if foreign:
         raise ArtifactError(
             f"{foreign[0]} is no guide of a pack", hint="name a new or empty folder"
         )
-    if folder.is_dir() and {path.name for path in folder.iterdir()} <= {GUIDES, LOCK}:
+    if folder.is_dir() and {path.name for path in folder.iterdir()} <= {GUIDES, durable.LOCK}:
         return
-    artifact.refuse_foreign(folder, files=(artifact.CONFIG, artifact.CARD, GUIDES, LOCK))
+    artifact.refuse_foreign(folder, files=(artifact.CONFIG, artifact.CARD, GUIDES, durable.LOCK))
     if (folder / artifact.CONFIG).exists():
         try:
             artifact.read_config(folder, kind=KIND, readable=READABLE)
@@ -211,19 +205,6 @@ def refuse_foreign(folder: Path) -> None:
                 f"{folder} exists and holds no guide pack that this version knows",
                 hint="name a new or empty folder",
             ) from error
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold the folder against others who save there; it is free again if this process dies."""
-    try:
-        with FileLock(folder / LOCK, timeout=PATIENCE):
-            yield
-    except Timeout as error:
-        raise ArtifactError(
-            f"another process has been saving to {folder} for {PATIENCE} seconds",
-            hint="wait for it, or choose another --out",
-        ) from error
 
 
 def _put_all(guides: Path, volumes: Iterable[Volume]) -> list[Entry]:
@@ -243,50 +224,18 @@ def _put(guides: Path, volume: Volume) -> Entry:
     """Write a guide's file, and return its entry."""
     # In a folder of its own: safetensors writes to a file that it names itself, which stays behind
     # if this process is killed.
-    begun = guides / f".{uuid4().hex}"
-    path = guides / f"{uuid4().hex}.safetensors"
+    begun = durable.hidden_in(guides)
+    path = durable.named_in(guides, ".safetensors")
     try:
         begun.mkdir()
         fresh = begun / path.name
         artifact.write_tensors(fresh, volume.tensors, volume.told)
-        found = _crc32(fresh)
-        _settle(fresh)
+        found = durable.crc32(fresh)
+        durable.settle(fresh)
         fresh.replace(path)
     finally:
         shutil.rmtree(begun, ignore_errors=True)
     return {"name": volume.name, "tokens": volume.tokens, "file": path.name, "crc32": found}
-
-
-def _crc32(path: Path) -> int:
-    found = 0
-    with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            found = zlib.crc32(block, found)
-    return found
-
-
-def _replace(folder: Path, name: str, text: str) -> None:
-    """Put a whole new file in the place of another, in one step."""
-    fresh = folder / GUIDES / f".{uuid4().hex}"
-    try:
-        fresh.write_text(text, encoding="utf-8")
-        _settle(fresh)
-        _settle(folder / GUIDES)  # the files that it speaks of have their names by then
-        fresh.replace(folder / name)
-        _settle(folder)
-    finally:
-        fresh.unlink(missing_ok=True)
-
-
-def _settle(path: Path) -> None:
-    """Wait until a file, or what a folder lists, would survive a power cut."""
-    if os.name != "posix" and path.is_dir():
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _held(folder: Path) -> set[str]:
@@ -295,21 +244,6 @@ def _held(folder: Path) -> set[str]:
         return {str(entry["file"]) for entry in load(folder)["guides"]}
     except ArtifactError:  # there was none, or it was damaged
         return set()
-
-
-def _sweep(folder: Path, keep: set[str]) -> None:
-    """Remove what no pack refers to, and what interrupted saves left."""
-    for path in (folder / GUIDES).iterdir():
-        if path.name not in keep and _is_ours(path):
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-
-
-def _is_ours(path: Path) -> bool:
-    """Whether something has a name that we give: a guide, or what is to become one."""
-    return re.fullmatch(r"[0-9a-f]{32}\.safetensors|\.[0-9a-f]{32}", path.name) is not None
 
 
 def digest(config: Mapping[str, Any]) -> str:

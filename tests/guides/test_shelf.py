@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kvtransfer.errors import ArtifactError
-from kvtransfer.guides import shelf
+from kvtransfer.guides import durable, shelf
 
 SIZE = 100_000
 
@@ -75,7 +75,7 @@ def test_a_save_that_is_killed_leaves_the_old_pack_or_the_new_one(tmp_path: Path
 
     save(folder, 0)
     assert number_in(folder) == 0
-    left = [path for path in folder.rglob(".*") if path.name != shelf.LOCK]
+    left = [path for path in folder.rglob(".*") if path.name != durable.LOCK]
     assert left == []  # what the killed ones had begun is gone
 
 
