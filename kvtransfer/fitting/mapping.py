@@ -83,14 +83,15 @@ class KVMapping:
         """Bytes of the maps stored in ``dtype``, the control's left out."""
         return sum(layer.nbytes(dtype) for layer in self.layers)
 
+    @property
+    def reads(self) -> storage.Reads:
+        """What the maps read, in numbers."""
+        width = state_width(config_from_dict(self.target_config))
+        return storage.Reads(self.source, self.features, self.start, width)
+
     def rounded(self, dtype: storage.Dtype) -> "KVMapping":
         """The mapping as it comes back from being stored in ``dtype``; the control stays."""
-        reads = storage.Reads(
-            self.source,
-            self.features,
-            self.start,
-            state_width(config_from_dict(self.target_config)),
-        )
+        reads = self.reads
         layers = tuple(
             LayerMap.unpack(
                 "map", each.pack("map", dtype), each.sources, each.before, reads, self.target, i
@@ -134,9 +135,22 @@ class KVMapping:
             ]
             for kind in KINDS
         )
+        return self.assembled(cache, keys, values, start)
+
+    def assembled(
+        self, cache: KVCache, keys: list[Block], values: list[Block], start: Start | None
+    ) -> KVCache:
+        """The target's cache out of mapped layers: what is exact put before them, keys turned.
+
+        Args:
+            cache: What was mapped.
+            keys: Content keys of each mapped layer.
+            values: Values of each.
+            start: As in a call.
+        """
         if start is not None:
             begun, first = (
-                each.to(dtype=content.dtype).as_content() for each in (start.cache, start.first)
+                each.to(dtype=cache.dtype).as_content() for each in (start.cache, start.first)
             )
             keys, values = (
                 [*exact, *map(_with_first, mapped, known[len(exact) :])]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Float, Int8
 from torch import Tensor
 
 from kvtransfer.errors import ArtifactError
@@ -81,14 +82,21 @@ def pack(prefix: str, fitted: Map, dtype: Dtype) -> dict[str, Tensor]:
         elif dtype != "int8":
             tensors[name] = tensor.to(getattr(torch, dtype))
         else:
-            # A feature that hardly varies has large weights; on one scale with those of one that
-            # varies much, the latter's rounding would drown what the former says.
-            rows = tensor.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-30)
-            scale = (tensor / rows).abs().amax(-2, keepdim=True).clamp_min(1e-30) / 127
-            tensors[name] = (tensor / rows / scale).round().to(torch.int8)
+            tensors[name], scale, rows = to_int8(tensor)
             tensors[f"{name}.scale"] = scale.squeeze(-2).float()
             tensors[f"{name}.rows"] = rows.squeeze(-1).float()
     return tensors
+
+
+def to_int8(
+    tensor: Float[Tensor, "*h p q"],
+) -> tuple[Int8[Tensor, "*h p q"], Float[Tensor, "*h 1 q"], Float[Tensor, "*h p 1"]]:
+    """A matrix as integers, and what its columns and its rows are to be multiplied by."""
+    # A feature that hardly varies has large weights; on one scale with those of one that varies
+    # much, the latter's rounding would drown what the former says.
+    rows = tensor.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-30)
+    scale = (tensor / rows).abs().amax(-2, keepdim=True).clamp_min(1e-30) / 127
+    return (tensor / rows / scale).round().to(torch.int8), scale, rows
 
 
 def unpack(prefix: str, tensors: Mapping[str, Tensor], p: int, q: int, heads: int) -> Map:

@@ -5,6 +5,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from kvtransfer.fitting.mapping import KVMapping
+from kvtransfer.fitting.prepared import PreparedMapping
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.hf.aligned import read_aligned
 from kvtransfer.hf.model import LanguageModel
@@ -39,7 +40,7 @@ def transfer(
 
 
 def mapped(
-    mapping: KVMapping,
+    mapping: KVMapping | PreparedMapping,
     cache: KVCache,
     target: LanguageModel,
     ids: Int[Tensor, "b t"],
@@ -49,10 +50,19 @@ def mapped(
 ) -> KVCache:
     """As :func:`transfer`, from what the source (and the target's start) has read already.
 
-    Maps are computed in float32; the result has the target's dtype and device.
+    Maps are computed in float32, or as they were prepared, which the control's never are; the
+    result has the target's dtype and device.
+
+    Raises:
+        ValueError: the control's maps are asked of a prepared mapping.
     """
     if mapping.start is not None and start is None:
         start = begin(target, ids, layers=mapping.start)
     wide = cache.to(dtype=torch.float32, device=target.device)
-    made = mapping(wide, start=start if mapping.start is not None else None, shuffled=shuffled)
+    begun = start if mapping.start is not None else None
+    if isinstance(mapping, PreparedMapping):
+        if shuffled:
+            raise ValueError("a prepared mapping has no control; ask the mapping that it is of")
+        return mapping(wide, start=begun).to(dtype=target.dtype)
+    made = mapping(wide, start=begun, shuffled=shuffled)
     return made.to(dtype=target.dtype)

@@ -15,6 +15,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from kvtransfer.fitting.mapping import KVMapping
+from kvtransfer.fitting.prepared import PreparedMapping, Weights
 from kvtransfer.fitting.transfer import mapped
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.guides.pack import GuidePack
@@ -29,6 +30,9 @@ GUIDE = "guide"
 
 STEPS = 16
 """Tokens that are written after a prefix."""
+
+PREPARED: tuple[Weights, ...] = ("bfloat16", "int8")
+"""What maps that lie ready are held in."""
 
 SHARES = (0.05, 0.15, 0.5, 1.0)
 """Of tokens, that are read again."""
@@ -90,6 +94,28 @@ def map_across(case: Case) -> Iterator[Way]:
         )
 
 
+def map_prepared(case: Case) -> Iterator[Way]:
+    """The same with maps that lie ready, in fewer bytes; and beside it the floor under any map:
+    its bytes, the source's cache and the target's, moved once through memory."""
+    if case.mapping is None or case.found is None:
+        return
+    model, found, ids = case.model, case.found, case.ids
+    for weights in PREPARED:
+        mapping = PreparedMapping.of(case.mapping, weights, device=model.device)
+        map_it = partial(mapped, mapping, found, model, ids)
+        yield Way(
+            name=f"map in {weights} + graft",
+            against="prefill",
+            run=lambda map_it=map_it: write(map_it()),  # type: ignore[misc]
+        )
+        floor = f"move the bytes of {weights}"
+        moved = mapping.nbytes + found.nbytes + case.prefix.nbytes
+        # A copy reads and writes each byte.
+        bytes_ = torch.zeros(moved // 2, dtype=torch.uint8, device=model.device)
+        yield Way(name=floor, run=bytes_.clone)
+        yield Way(name=f"map in {weights}", against=floor, run=map_it)
+
+
 def repair(case: Case) -> Iterator[Way]:
     """Read a share of the tokens again in the midst of the others. What the cache holds, and so
     which tokens are chosen, makes no difference to the cost."""
@@ -133,5 +159,12 @@ def decode(case: Case) -> Iterator[Way]:
         yield Way(name="decode on a graft", run=on_graft, against=against, tokens=STEPS)
 
 
-WAYS: tuple[Callable[[Case], Iterator[Way]], ...] = (prefill, restore, map_across, repair, decode)
+WAYS: tuple[Callable[[Case], Iterator[Way]], ...] = (
+    prefill,
+    restore,
+    map_across,
+    map_prepared,
+    repair,
+    decode,
+)
 """All of them, in the order of the table."""
