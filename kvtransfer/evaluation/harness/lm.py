@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvtransfer.errors import CacheLayoutError, TaskError, UnsupportedModel
+from kvtransfer.errors import TaskError, UnsupportedModel
 from kvtransfer.evaluation.harness.contexts import NEEDS_MAPPING, Context, Contexts
 from kvtransfer.evaluation.harness.extra import require_lm_eval
 from kvtransfer.fitting.digest import digest
@@ -268,9 +268,7 @@ class KVTransferLM(HFLM):  # type: ignore[misc]  # lm-eval is untyped
         module: Any = self.model
         with grafted(self._contexts.reader, prefix) as cache:
             held = {cache_keyword(module.forward): cache}
-            out = super()._model_generate(
-                live, most, stop, attention_mask=shown, **held, **options
-            )
+            out = super()._model_generate(live, most, stop, attention_mask=shown, **held, **options)
         return list(out[:, live.shape[1] :])
 
     def _refuse(self, options: Mapping[str, Any]) -> None:
@@ -345,8 +343,8 @@ class KVTransferLM(HFLM):  # type: ignore[misc]  # lm-eval is untyped
             "source_fingerprint": source and source.identity,
             "target": target and target.name,
             "target_fingerprint": target and target.identity,
-            "mapping": self._mapping and f"{self._mapping.source.name} → "
-            f"{self._mapping.target.name}",
+            "mapping": self._mapping
+            and f"{self._mapping.source.name} → {self._mapping.target.name}",
             "mapping_digest": self._digest(),
         }
 
