@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +30,10 @@ from kvtransfer.hf.run import score
 
 require_lm_eval()
 
-from accelerate import find_executable_batch_size  # noqa: E402
+from accelerate.utils.memory import (  # noqa: E402
+    clear_device_cache,
+    should_reduce_batch_size,
+)
 from lm_eval.api.registry import register_model  # noqa: E402
 from lm_eval.models.huggingface import HFLM  # noqa: E402
 from lm_eval.models.utils import resolve_max_length  # noqa: E402
@@ -111,11 +115,14 @@ class KVTransferLM(HFLM):  # type: ignore[misc]  # lm-eval is untyped
         if max_length is not None and max_length < 1:
             raise ValueError(f"max_length is {max_length}; at least 1 token is read")
         place, kind = device or "cpu", None if dtype == "auto" else dtype
-        source, target = (_loaded(each, place, kind) for each in (source, target))
+        ends = [
+            load(each, device=place, dtype=kind) if isinstance(each, str) else each
+            for each in (source, target)
+        ]
         if isinstance(mapping, str):
             mapping = KVMapping.from_pretrained(mapping)
-        self._contexts = Contexts.under(condition, source=source, target=target, mapping=mapping)
-        self._condition, self._ends, self._mapping = condition, (source, target), mapping
+        self._contexts = Contexts.under(condition, source=ends[0], target=ends[1], mapping=mapping)
+        self._condition, self._ends, self._mapping = condition, ends, mapping
         reader = self._contexts.reader
         with _unwarned():
             super().__init__(
@@ -133,7 +140,8 @@ class KVTransferLM(HFLM):  # type: ignore[misc]  # lm-eval is untyped
                 f"{reader.spec.name} ({reader.spec.architecture}) is an encoder with a decoder",
                 hint="name models that only decode",
             )
-        given = [each for each in (source, target) if each is not None]
+        self._fits = int(self.max_batch_size)  # until memory has said otherwise
+        given = [each for each in ends if each is not None]
         self._max_length = max_length or min(
             resolve_max_length(each.module.config, each.tokenizer) for each in given
         )
@@ -185,10 +193,10 @@ class KVTransferLM(HFLM):  # type: ignore[misc]  # lm-eval is untyped
             total=len(requests), disable=disable_tqdm, desc="Running loglikelihood requests"
         ) as bar:
             for ids, endings in groups.items():
-                context = self._contexts(ids)
+                run = partial(self._score, self._contexts(ids))
                 # Longest first: memory is found wanting at once, and rows of a batch are alike.
                 rows = sorted(endings, key=len, reverse=True)
-                found = self._batched(rows, lambda some, at=context: self._score(at, some))
+                found = self._batched(rows, run)
                 for ending, answer in zip(rows, found, strict=True):
                     for index in endings[ending]:
                         answers[index] = answer
@@ -241,10 +249,7 @@ class KVTransferLM(HFLM):  # type: ignore[misc]  # lm-eval is untyped
             alike.setdefault((each.prefix is None, len(each.live)), []).append(index)
         written: dict[int, Tensor] = {}
         for members in alike.values():
-
-            def run(some: Sequence[Context]) -> list[Tensor]:
-                return self._write(some, new, stop, options)
-
+            run = partial(self._write, new=new, stop=stop, options=options)
             found = self._batched([read[index] for index in members], run)
             written |= dict(zip(members, found, strict=True))
         rows = [written[index] for index in range(len(prompts))]
@@ -254,7 +259,7 @@ class KVTransferLM(HFLM):  # type: ignore[misc]  # lm-eval is untyped
         return torch.cat((context.long(), tail.to(context.device)), dim=1)
 
     def _write(
-        self, some: Sequence[Context], new: int, stop: list[str], options: Mapping[str, Any]
+        self, some: Sequence[Context], *, new: int, stop: list[str], options: Mapping[str, Any]
     ) -> list[Tensor]:
         """What is written after each context, in one batch."""
         live = torch.stack([each.live for each in some]).to(self.device)
@@ -285,13 +290,17 @@ class KVTransferLM(HFLM):  # type: ignore[misc]  # lm-eval is untyped
 
     def _batched(self, rows: Sequence[Any], run: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
         """``run`` over rows, so many at a time; half as many where memory runs out, for auto."""
-
-        def over(size: int) -> list[Any]:
-            return [each for at in range(0, len(rows), size) for each in run(rows[at : at + size])]
-
-        if self.batch_size != "auto":
-            return over(int(self.batch_size))
-        return find_executable_batch_size(over, starting_batch_size=self.max_batch_size)()
+        done: list[Any] = []
+        while len(done) < len(rows):
+            size = self._fits if self.batch_size == "auto" else int(self.batch_size)
+            try:
+                done += run(rows[len(done) : len(done) + size])
+            except RuntimeError as error:
+                if self.batch_size != "auto" or size == 1 or not should_reduce_batch_size(error):
+                    raise
+                self._fits = size // 2
+                clear_device_cache(garbage_collection=True)
+        return done
 
     def _detect_batch_size(self, requests: Sequence[Any] | None = None, pos: int = 0) -> int:
         """How many ``hf`` is to hand over at a time for ``auto``; halved here where need be."""
@@ -353,10 +362,6 @@ def _answer(logits: Float[Tensor, "s v"], ending: Int[Tensor, " s"]) -> LogLikel
     sure = logits.float().log_softmax(-1)
     likely = sure.gather(-1, ending[:, None]).sum()
     return float(likely), bool((logits.argmax(-1) == ending).all())
-
-
-def _loaded(model: LanguageModel | str | None, device: str, dtype: str | None) -> Any:
-    return load(model, device=device, dtype=dtype) if isinstance(model, str) else model
 
 
 def _batch_size(given: int | str | None) -> int | str:

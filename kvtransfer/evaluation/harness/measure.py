@@ -135,7 +135,7 @@ def _metric(name: str, task: Any) -> str:
             hint="measure text with --text; or run the task under one condition: "
             "python -m kvtransfer.evaluation.harness",
         )
-    return known[0]
+    return str(known[0])
 
 
 def _result(

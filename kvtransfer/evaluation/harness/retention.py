@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Group, RenderableType
 from rich.table import Column as Header
 from rich.table import Table
@@ -54,10 +53,11 @@ def estimates(tasks: Sequence[TaskResult], condition: str) -> dict[str, Estimate
     sizes = [task.n for task in tasks]
     ends = np.cumsum(sizes)[:-1]
 
-    def mean(column: Column) -> NDArray[np.float64]:
-        return np.mean([part.mean(-1) for part in np.split(column, ends, axis=-1)], axis=0)
+    def mean(column: Column) -> Column:
+        means = [part.mean(-1) for part in np.split(column, ends, axis=-1)]
+        return np.asarray(np.mean(means, axis=0))
 
-    def ratio(above: Column, below: Column) -> NDArray[np.float64]:
+    def ratio(above: Column, below: Column) -> Column:
         return mean(above) / mean(below)
 
     def share(of: Column, floor: Column) -> Estimate | None:
@@ -148,6 +148,7 @@ class TaskReport:
             caption="paired bootstrap 95 % intervals over items; floor-normalised: chance taken "
             "off, as a share of own; gap: from none to own",
         )
+        groups: list[tuple[str, tuple[TaskResult, ...]]]
         groups = [(task.name, (task,)) for task in self.tasks]
         if len(self.tasks) > 1:
             groups.append((f"mean of {len(self.tasks)} tasks", self.tasks))
