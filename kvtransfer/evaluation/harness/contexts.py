@@ -22,6 +22,27 @@ NEEDS_MAPPING = ("mapped", "unrotated", "shuffled")
 NEEDS_SOURCE = (*NEEDS_MAPPING, "raw", "source")
 
 
+def require_given(condition: str, *, source: object, target: object, mapping: object) -> None:
+    """Raise unless a condition has what it needs, be it named or loaded.
+
+    Raises:
+        IncompatibleModels: a model or mapping is missing.
+        ValueError: there is no such condition.
+    """
+    if condition not in USUAL:
+        raise ValueError(f"no condition {condition!r}; there are {', '.join(USUAL)}")
+    for what, given, needed in (
+        ("source", source, condition in NEEDS_SOURCE),
+        ("target", target, condition != "source"),
+        ("mapping", mapping, condition in NEEDS_MAPPING),
+    ):
+        if needed and given is None:
+            raise IncompatibleModels(
+                f"condition {condition!r} needs a {what}, and none was given",
+                hint=f"name it: {what}=… (--model_args source=…,target=…,mapping=…)",
+            )
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Context:
     """One context under one condition."""
@@ -60,18 +81,7 @@ class Contexts:
                 mapping is for another pair.
             ValueError: there is no such condition.
         """
-        if condition not in USUAL:
-            raise ValueError(f"no condition {condition!r}; there are {', '.join(USUAL)}")
-        for what, given, needed in (
-            ("source", source, condition in NEEDS_SOURCE),
-            ("target", target, condition != "source"),
-            ("mapping", mapping, condition in NEEDS_MAPPING),
-        ):
-            if needed and given is None:
-                raise IncompatibleModels(
-                    f"condition {condition!r} needs a {what}, and none was given",
-                    hint=f"name it: {what}=… (--model_args source=…,target=…,mapping=…)",
-                )
+        require_given(condition, source=source, target=target, mapping=mapping)
         if source is not None and target is not None and mapping is not None:
             mapping.check_ends(source.spec, target.spec)
         if condition == "source":

@@ -4,9 +4,7 @@ Importing this registers it as ``kvtransfer``, and needs the extra ``lm-eval``.
 """
 
 import copy
-import hashlib
 import inspect
-import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,9 +16,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvtransfer.errors import TaskError, UnsupportedModel
-from kvtransfer.evaluation.harness.contexts import NEEDS_MAPPING, Context, Contexts
+from kvtransfer.evaluation.harness.contexts import Context, Contexts, require_given
+from kvtransfer.evaluation.harness.described import Described
 from kvtransfer.evaluation.harness.extra import require_lm_eval
-from kvtransfer.fitting.digest import digest
+from kvtransfer.evaluation.harness.options import checked_batch_size, require_blind
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.geometry.join import stack
 from kvtransfer.hf.call import cache_keyword
@@ -40,17 +39,6 @@ from lm_eval.models.utils import resolve_max_length  # noqa: E402
 
 LogLikelihood = tuple[float, bool]
 """Of a continuation: its log-likelihood in nats, and whether each token is the likeliest."""
-
-NEUTRAL: Mapping[str, float] = {
-    "repetition_penalty": 1.0,
-    "no_repeat_ngram_size": 0,
-    "encoder_repetition_penalty": 1.0,
-    "encoder_no_repeat_ngram_size": 0,
-    "num_beams": 1,
-    "num_return_sequences": 1,
-}
-"""Options of ``generate`` that look at the prompt, which is hidden, or make rows of one, with what
-leaves them out."""
 
 
 @register_model("kvtransfer")
@@ -112,6 +100,9 @@ class KVTransferLM(HFLM):  # type: ignore[misc]  # lm-eval is untyped
                 "backend=seq2seq: an encoder keeps no cache that goes on, and none is transferred",
                 hint="leave backend out, and name models that only decode",
             )
+        # Before anything is loaded.
+        require_given(condition, source=source, target=target, mapping=mapping)
+        size = checked_batch_size(batch_size)
         if max_length is not None and max_length < 1:
             raise ValueError(f"max_length is {max_length}; at least 1 token is read")
         place, kind = device or "cpu", None if dtype == "auto" else dtype
@@ -122,23 +113,19 @@ class KVTransferLM(HFLM):  # type: ignore[misc]  # lm-eval is untyped
         if isinstance(mapping, str):
             mapping = KVMapping.from_pretrained(mapping)
         self._contexts = Contexts.under(condition, source=ends[0], target=ends[1], mapping=mapping)
-        self._condition, self._ends, self._mapping = condition, ends, mapping
+        self._arm = Described(condition, *ends, mapping)
         reader = self._contexts.reader
         with _unwarned():
             super().__init__(
                 pretrained=reader.module,
+                backend="causal",  # wrapping it has refused every other
                 # It is given a padding token, and the caller's has none.
                 tokenizer=copy.deepcopy(reader.tokenizer),
-                batch_size=_batch_size(batch_size),
+                batch_size=size,
                 max_batch_size=max_batch_size or 64,
                 add_bos_token=add_bos_token,
                 prefix_token_id=prefix_token_id,
                 truncation=truncation,
-            )
-        if self.backend != "causal":
-            raise UnsupportedModel(
-                f"{reader.spec.name} ({reader.spec.architecture}) is an encoder with a decoder",
-                hint="name models that only decode",
             )
         self._fits = int(self.max_batch_size)  # until memory has said otherwise
         given = [each for each in ends if each is not None]
@@ -235,7 +222,7 @@ class KVTransferLM(HFLM):  # type: ignore[misc]  # lm-eval is untyped
         self, context: Tensor, max_length: int, stop: list[str], **options: Any
     ) -> Int[Tensor, "b t"]:
         """As ``hf``, on prefixes: prompts in, prompts and what was written after them out."""
-        self._refuse(options)
+        require_blind(options, self.model.generation_config)
         mask = options.pop("attention_mask", torch.ones_like(context))
         prompts = [
             tuple(ids[kept.bool()].long().tolist()) or (self.prefix_token_id,)
@@ -276,18 +263,6 @@ class KVTransferLM(HFLM):  # type: ignore[misc]  # lm-eval is untyped
             out = super()._model_generate(live, most, stop, attention_mask=shown, **held, **options)
         return list(out[:, live.shape[1] :])
 
-    def _refuse(self, options: Mapping[str, Any]) -> None:
-        """Raise TaskError for an option that would look at the prompt, or make rows of one."""
-        config = self.model.generation_config
-        for name, neutral in NEUTRAL.items():
-            asked = options.get(name, getattr(config, name, None))
-            if asked is not None and asked != neutral:
-                raise TaskError(
-                    f"{name} is {asked}, and prompts that lie hidden are written after one at a "
-                    "time and not looked at again",
-                    hint=f"--gen_kwargs {name}={neutral:g}",
-                )
-
     def _batched(self, rows: Sequence[Any], run: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
         """``run`` over rows, so many at a time; half as many where memory runs out, for auto."""
         done: list[Any] = []
@@ -309,21 +284,8 @@ class KVTransferLM(HFLM):  # type: ignore[misc]  # lm-eval is untyped
     @property
     def identity(self) -> str:
         """A digest of everything that answers depend on: condition, models, mapping, sizes."""
-        told = {
-            "condition": self._condition,
-            "models": [
-                None if each is None else (each.spec.identity, str(each.dtype), each.spec.tokenizer)
-                for each in self._ends
-            ],
-            "mapping": self._digest(),
-            "read": [self.max_length, self.add_bos_token, self.custom_prefix_token_id],
-            "truncation": self.truncation,
-        }
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
-
-    def _digest(self) -> str | None:
-        used = self._mapping if self._condition in NEEDS_MAPPING else None
-        return None if used is None else digest(used)
+        sizes = [self.max_length, self.add_bos_token, self.custom_prefix_token_id, self.truncation]
+        return self._arm.identity(*sizes)
 
     def set_cache_hook(self, cache_hook: Any) -> None:
         """Keep the answers of a ``--use_cache`` database apart: lm-eval's key names no model.
@@ -340,42 +302,19 @@ class KVTransferLM(HFLM):  # type: ignore[misc]  # lm-eval is untyped
 
     def get_model_info(self) -> dict[str, Any]:
         """What lm-eval writes beside its results."""
-        source, target = (None if each is None else each.spec for each in self._ends)
         reader = self._contexts.reader
         return {
             "model_num_parameters": reader.module.num_parameters(),
             "model_dtype": str(reader.dtype),
             "model_revision": reader.revision or "",
             "model_sha": reader.revision or "",
-            "condition": self._condition,
-            "source": source and source.name,
-            "source_fingerprint": source and source.identity,
-            "target": target and target.name,
-            "target_fingerprint": target and target.identity,
-            "mapping": self._mapping
-            and f"{self._mapping.source.name} → {self._mapping.target.name}",
-            "mapping_digest": self._digest(),
-        }
+        } | self._arm.to_dict()
 
 
 def _answer(logits: Float[Tensor, "s v"], ending: Int[Tensor, " s"]) -> LogLikelihood:
     sure = logits.float().log_softmax(-1)
     likely = sure.gather(-1, ending[:, None]).sum()
     return float(likely), bool((logits.argmax(-1) == ending).all())
-
-
-def _batch_size(given: int | str | None) -> int | str:
-    """As lm-eval reads it.
-
-    Raises:
-        ValueError: it is neither a positive number nor auto.
-    """
-    text = str(given or 1)
-    if text.startswith("auto"):
-        return "auto"
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"batch_size is a positive number or auto, not {given!r}")
-    return int(text)
 
 
 @contextmanager
