@@ -5,6 +5,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from difflib import get_close_matches
+from functools import cache
+from itertools import chain
 from os import devnull
 from pathlib import Path
 from typing import Any
@@ -19,22 +21,21 @@ OWN = Path(__file__).parent / "tasks"
 
 OURS = tuple(sorted(path.stem for path in OWN.glob("*.yaml")))
 
-ELSEWHERE = (OSError, KeyError, ValueError, ImportError)
-"""What data sets raise where they are not to be had: offline, unknown, gated, a script refused."""
-
 
 def manager(include_path: str | Path | None = None, *, defaults: bool = True) -> Any:
     """lm-eval's TaskManager, which knows our own tasks too.
 
     Args:
         include_path: A folder with more.
-        defaults: Whether to look through lm-eval's, which takes half a minute.
+        defaults: Whether to look through lm-eval's, which takes half a minute the first time.
 
     Raises:
         KVTransferError: lm-eval is not installed.
         TaskError: there is no such folder.
     """
     require_lm_eval()
+    if include_path is None and defaults:
+        return _all()
     from lm_eval.tasks import TaskManager
 
     folders = [OWN]
@@ -46,6 +47,13 @@ def manager(include_path: str | Path | None = None, *, defaults: bool = True) ->
                 hint="--include-path names a folder with a .yaml file a task",
             )
     return TaskManager(include_path=folders, include_defaults=defaults)
+
+
+@cache
+def _all() -> Any:
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager(include_path=[OWN])
 
 
 def find(names: Iterable[str], *, include_path: str | Path | None = None) -> dict[str, Any]:
@@ -64,19 +72,29 @@ def find(names: Iterable[str], *, include_path: str | Path | None = None) -> dic
         known = manager(include_path, defaults=False)
         if not all(name in known.all_subtasks for name in asked):
             known = manager(include_path)
+        matches = {name: _matches(known, name) for name in asked}  # before any data are fetched
         found: dict[str, Any] = {}
-        for name in asked:
-            matches = [name] if Path(name).is_file() else known.match_tasks([name])
-            if not matches:
-                near = get_close_matches(name, known.all_tasks, n=3, cutoff=0.7)
-                raise TaskError(
-                    f"no task {name!r}" + (f"; there is {', '.join(near)}" if near else ""),
-                    hint=f"{', '.join(OURS)}, one of lm-eval's ('lm-eval ls tasks' lists them), or "
-                    "one of yours in --include-path",
-                )
-            for match in matches:
-                found |= _loaded(known, match)
+        for match in dict.fromkeys(chain.from_iterable(matches.values())):
+            found |= _loaded(known, match)
     return found
+
+
+def _matches(known: Any, name: str) -> list[str]:
+    """What a name stands for.
+
+    Raises:
+        TaskError: for nothing.
+    """
+    if name.endswith(".yaml") and Path(name).is_file():
+        return [name]
+    if matches := known.match_tasks([name]):
+        return list(matches)
+    near = get_close_matches(name, known.all_tasks, n=3, cutoff=0.7)
+    raise TaskError(
+        f"no task {name!r}" + (f"; there is {', '.join(near)}" if near else ""),
+        hint=f"{', '.join(OURS)}, one of lm-eval's ('lm-eval ls tasks' lists them), or one of yours "
+        "in --include-path",
+    )
 
 
 def _loaded(known: Any, name: str) -> dict[str, Any]:

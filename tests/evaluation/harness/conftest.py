@@ -4,10 +4,13 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
+from kvtransfer.fitting.fit import fit
+from kvtransfer.fitting.mapping import KVMapping
+from kvtransfer.fitting.settings import FitSettings
+from kvtransfer.fitting.texts import builtin
 from kvtransfer.hf.model import LanguageModel
 
 CONTEXT = "The harbour of Tellmouth opens with the code 4821. Its master is named"
@@ -28,9 +31,7 @@ PAIRS = (
 
 
 def asked(kind: str, *arguments: object) -> Instance:
-    return Instance(
-        request_type=kind, doc={}, arguments=arguments, idx=0, metadata=("task", 0, 1)
-    )
+    return Instance(request_type=kind, doc={}, arguments=arguments, idx=0, metadata=("task", 0, 1))
 
 
 def likelihoods(pairs: tuple[tuple[str, str], ...] = PAIRS) -> list[Instance]:
@@ -39,9 +40,7 @@ def likelihoods(pairs: tuple[tuple[str, str], ...] = PAIRS) -> list[Instance]:
 
 def plain(model: LanguageModel, **options: object) -> HFLM:
     """lm-eval's own model: the whole text in one forward pass, no cache."""
-    return HFLM(
-        pretrained=model.module, tokenizer=copy.deepcopy(model.tokenizer), **options
-    )
+    return HFLM(pretrained=model.module, tokenizer=copy.deepcopy(model.tokenizer), **options)
 
 
 @contextmanager
@@ -60,7 +59,7 @@ def forwards(model: LanguageModel) -> Iterator[list[tuple[int, ...]]]:
         hook.remove()
 
 
-@pytest.fixture(autouse=True)
-def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    """datasets looks for itself, and at import: conftest has set the rest."""
-    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+def crossing(source: LanguageModel, target: LanguageModel) -> KVMapping:
+    """A small fit, good for nothing but to cross."""
+    settings = FitSettings(tokens=1_024, chunk=64, layers=1, strength=1e-3)
+    return fit(source, target, builtin("fit"), settings).mapping

@@ -18,7 +18,7 @@ from kvtransfer.evaluation.harness.lm import KVTransferLM
 from kvtransfer.hf.model import LanguageModel, wrap
 
 from ..conftest import identity
-from .conftest import CONTEXT, OTHER, PAIRS, asked, forwards, likelihoods, plain
+from .conftest import CONTEXT, OTHER, PAIRS, asked, crossing, forwards, likelihoods, plain
 
 Tiny = Callable[..., LanguageModel]
 TOLERANCE = 1e-4
@@ -96,7 +96,6 @@ def test_the_opening_of_a_text_is_part_of_its_context(tiny: Tiny) -> None:
     none = scores(KVTransferLM(target=opened, condition="none"), PAIRS[:1])
 
     require_alike(own, scores(plain(opened)))
-    live = torch.cat((opened.opening, model.encode(PAIRS[0][0] + PAIRS[0][1])[-3:]))
     assert furthest(none, own[:1]) > 0.05
     ids = model.encode(CONTEXT)
     ending = model.encode(PAIRS[0][0] + PAIRS[0][1])[len(ids) :]
@@ -158,7 +157,7 @@ def test_order_and_batch_size_change_nothing(
 def test_each_context_is_read_once_by_the_source_and_its_choices_in_one_go(
     model: LanguageModel, sibling: LanguageModel
 ) -> None:
-    lm = KVTransferLM(model, sibling, _crossing(model, sibling), batch_size=16)
+    lm = KVTransferLM(model, sibling, crossing(model, sibling), batch_size=16)
     lengths = sorted(len(model.encode(text)) - 1 for text in (CONTEXT, OTHER, PAIRS[-1][0]))
 
     with forwards(model) as read, forwards(sibling) as went_on:
@@ -167,16 +166,7 @@ def test_each_context_is_read_once_by_the_source_and_its_choices_in_one_go(
     assert sorted(read) == [(1, length) for length in lengths]
     # Those three, and the contexts of one token: that of an empty text, and "e".
     assert len(went_on) == 5
-    assert max(rows for rows, _ in went_on) == 4  # six requests of one context, one of them twice
-
-
-def _crossing(model: LanguageModel, sibling: LanguageModel) -> Any:
-    from kvtransfer.fitting.fit import fit
-    from kvtransfer.fitting.settings import FitSettings
-    from kvtransfer.fitting.texts import builtin
-
-    small = FitSettings(tokens=1_024, chunk=64, layers=1, strength=1e-3)
-    return fit(model, sibling, builtin("fit"), small).mapping
+    assert max(rows for rows, _ in went_on) == 3  # four requests, two of them of the same ids
 
 
 def test_a_rolling_likelihood_is_what_hf_gives(model: LanguageModel) -> None:
