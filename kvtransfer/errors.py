@@ -7,6 +7,7 @@ KVTransferError
 ├── CacheLayoutError     a cache is not shaped the way its spec promises
 ├── RotationError        rotating what is rotated, or the reverse, or without a table
 ├── TextError            a text or guide file is missing, empty, broken or too short
+├── TaskError            a benchmark task is unknown, lacks its data, or measures no right answers
 ├── PersonaError         a persona's file is missing, broken, or lacks what a battery needs
 ├── SchemaError          a schema of prompt modules is malformed, or a prompt does not follow it
 ├── SeamError            prefix and live text do not meet at a token boundary
@@ -51,6 +52,10 @@ class RotationError(KVTransferError):
 
 class TextError(KVTransferError):
     """A text or guide file is missing, empty, broken or too short."""
+
+
+class TaskError(KVTransferError):
+    """A benchmark task is unknown, lacks its data, or measures no right answers."""
 
 
 class PersonaError(KVTransferError):

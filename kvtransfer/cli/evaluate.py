@@ -27,6 +27,20 @@ def evaluate(
         str | None,
         typer.Option(help="Guide file (.jsonl), 'builtin', or 'none' to leave guides out."),
     ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(help="lm-eval's tasks, comma-separated, such as kvtransfer_guides,arc_easy."),
+    ] = None,
+    include_path: Annotated[
+        Path | None, typer.Option(help="Folder with tasks of yours, a .yaml file each.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Items of each task at most.")] = None,
+    shots: Annotated[
+        int | None, typer.Option(help="Examples before each question of a task, if not its own.")
+    ] = None,
+    batch_size: Annotated[
+        str, typer.Option(help="Answers of a task that are run at a time, or 'auto'.")
+    ] = "auto",
     conditions: Annotated[
         str | None,
         typer.Option(
@@ -72,12 +86,16 @@ def evaluate(
     """Measure what a transferred prefix is worth to TARGET, beside every honest baseline.
 
     Text: held-out continuations are scored after a hidden prefix. Guides: questions are asked that
-    only a hidden guide can answer. Exit 1 if the mapped prefix does not beat every control.
+    only a hidden guide can answer. Tasks: lm-eval's, all of a context but its last token hidden;
+    text and guides are then left out unless they are named. Exit 1 if the mapped prefix does not
+    beat every control.
     """
     with foreseen():
         from kvtransfer.evaluation.conditions import USUAL
-        from kvtransfer.evaluation.evaluate import BUILTIN_GUIDES
+        from kvtransfer.evaluation.evaluate import BUILTIN_GUIDES, bare
         from kvtransfer.evaluation.evaluate import evaluate as run
+        from kvtransfer.evaluation.harness.measure import CONDITIONS, measure_tasks
+        from kvtransfer.evaluation.harness.tasks import find
         from kvtransfer.fitting.mapping import KVMapping
         from kvtransfer.fitting.texts import builtin, read_all
         from kvtransfer.guides.guide import read_guides
@@ -94,6 +112,10 @@ def evaluate(
             raise ValueError(f"--max-guides is a positive number, not {max_guides}")
         if out is not None and out.exists() and not out.is_dir():
             raise ValueError(f"--out {out} is a file; name a folder")
+        if tasks is not None:  # what is not named is not measured beside them
+            text, guides = text or "none", guides or "none"
+        elif (include_path, limit, shots) != (None, None, None):
+            raise ValueError("--include-path, --limit and --shots are about --tasks")
         texts: Iterable[str] | None = None
         if text != "none":
             texts = builtin("heldout") if text in (None, "builtin") else read_all([text])
@@ -101,29 +123,49 @@ def evaluate(
         if guides != "none":
             asked = read_guides(BUILTIN_GUIDES if guides in (None, "builtin") else guides)
             asked = asked[:max_guides]
-        if texts is None and asked is None:
+        if texts is None and asked is None and tasks is None:
             raise ValueError("--text none and --guides none leave nothing to evaluate")
+        found = None if tasks is None else find(tasks.split(","), include_path=include_path)
         fitted = None if mapping is None else KVMapping.from_pretrained(mapping)
         vectors = named_vectors(vector)
         models = load(source, dtype=dtype, device=device), load(target, dtype=dtype, device=device)
+        ready = fitted
+        if fitted is not None and allow_fingerprint_mismatch:
+            ready = fitted.insisting_on(models[0].spec, models[1].spec)
+        report = bare(*models, ready)
         questions = sum(len(guide.items) for guide in asked or ())
-        with bars(text=items if texts is not None else 0, guides=questions) as advance:
-            report = run(
+        if texts is not None or asked is not None:
+            with bars(text=items if texts is not None else 0, guides=questions) as advance:
+                report = run(
+                    *models,
+                    fitted,
+                    texts=texts,
+                    guides=asked,
+                    conditions=names,
+                    bound=vectors,
+                    recompute=shares,
+                    repair=repair,
+                    packs={} if pack is None else {"pack": GuidePack.from_pretrained(pack)},
+                    prefix=prefix,
+                    continuation=continuation,
+                    items=items,
+                    allow_fingerprint_mismatch=allow_fingerprint_mismatch,
+                    progress=lambda part: advance(part, 1),
+                )
+        if found is not None:
+            wanted = CONDITIONS if conditions is None else names
+            if texts is not None or asked is not None:  # which have more of them
+                wanted = tuple(name for name in wanted if name in USUAL)
+            part = measure_tasks(
                 *models,
-                fitted,
-                texts=texts,
-                guides=asked,
-                conditions=names,
-                bound=vectors,
-                recompute=shares,
-                repair=repair,
-                packs={} if pack is None else {"pack": GuidePack.from_pretrained(pack)},
-                prefix=prefix,
-                continuation=continuation,
-                items=items,
-                allow_fingerprint_mismatch=allow_fingerprint_mismatch,
-                progress=lambda part: advance(part, 1),
+                ready,
+                found,
+                conditions=wanted,
+                limit=limit,
+                shots=shots,
+                batch_size=batch_size,
             )
+            report = report.with_part("tasks", part)
         if out is not None:
             write_report(report, out)
         show(report, report.to_json() if as_json else None)

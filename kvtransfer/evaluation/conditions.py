@@ -6,6 +6,7 @@ in CONDITIONS.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 
 import torch
@@ -65,24 +66,35 @@ class Pair:
             raise ValueError(f"{', '.join(both)} is a mapping and a pack; rename one of them")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Reading:
-    """One hidden prefix as both models read it; made once, used by every condition."""
+    """One hidden prefix as both models read it; made once, used by every condition.
+
+    Each model reads it when its cache is first asked for.
+    """
 
     pair: Pair
     ids: Int[Tensor, "1 t"]
-    source: KVCache
-    """With a token for each of ``ids``, also where the source has another tokenizer."""
-    own: KVCache
     made: dict[str, Arm] = field(default_factory=dict)
     """Arms that others may begin with: each is made once."""
 
     @classmethod
     def of(cls, pair: Pair, hidden: Int[Tensor, " t"]) -> "Reading":
         """Let both models read it. Its ids are the target's, and begin with its opening."""
-        ids = hidden[None]
-        read = read_aligned(pair.source, pair.target, ids)
-        return cls(pair, ids, read, prefill(pair.target, ids))
+        reading = cls(pair, hidden[None])
+        # Now: what cannot be read at all is no condition's fault, and none is left out for it.
+        _ = reading.source, reading.own
+        return reading
+
+    @cached_property
+    def source(self) -> KVCache:
+        """With a token for each of ``ids``, also where the source has another tokenizer."""
+        return read_aligned(self.pair.source, self.pair.target, self.ids)
+
+    @cached_property
+    def own(self) -> KVCache:
+        """The target's."""
+        return prefill(self.pair.target, self.ids)
 
     def arm(self, name: str) -> Arm:
         """Of one condition; a KVTransferError says why it cannot be had."""
