@@ -47,6 +47,18 @@ def evaluate(
             "TARGET's own, its second half read apart."
         ),
     ] = "mapped",
+    turns: Annotated[
+        int | None,
+        typer.Option(help="Let SOURCE and TARGET take so many turns at a text; needs --back."),
+    ] = None,
+    back: Annotated[
+        str | None, typer.Option(help="With --turns: the mapping from TARGET to SOURCE.")
+    ] = None,
+    turn_tokens: Annotated[int, typer.Option(help="Tokens of a turn.")] = 64,
+    bound: Annotated[
+        float,
+        typer.Option(help="With --turns: drift (KL, nats a token) beyond which to re-prefill."),
+    ] = 0.1,
     pack: Annotated[
         str | None,
         typer.Option(help="A pack of the guides for TARGET, measured as one more condition."),
@@ -76,8 +88,9 @@ def evaluate(
     """
     with foreseen():
         from kvtransfer.evaluation.conditions import USUAL
-        from kvtransfer.evaluation.evaluate import BUILTIN_GUIDES
+        from kvtransfer.evaluation.evaluate import BUILTIN_GUIDES, bare
         from kvtransfer.evaluation.evaluate import evaluate as run
+        from kvtransfer.evaluation.turns import evaluate_turns
         from kvtransfer.fitting.mapping import KVMapping
         from kvtransfer.fitting.texts import builtin, read_all
         from kvtransfer.guides.guide import read_guides
@@ -94,36 +107,66 @@ def evaluate(
             raise ValueError(f"--max-guides is a positive number, not {max_guides}")
         if out is not None and out.exists() and not out.is_dir():
             raise ValueError(f"--out {out} is a file; name a folder")
-        texts: Iterable[str] | None = None
-        if text != "none":
-            texts = builtin("heldout") if text in (None, "builtin") else read_all([text])
+        only_parts = turns is not None and text is None and guides is None
+        if turns is not None and text == "none":
+            raise ValueError("--turns are taken at a text, and --text none leaves none")
+
+        def held_out() -> Iterable[str]:
+            return builtin("heldout") if text in (None, "builtin") else read_all([str(text)])
+
+        texts = held_out() if text != "none" and not only_parts else None
         asked = None
-        if guides != "none":
+        if guides != "none" and not only_parts:
             asked = read_guides(BUILTIN_GUIDES if guides in (None, "builtin") else guides)
             asked = asked[:max_guides]
-        if texts is None and asked is None:
+        if texts is None and asked is None and not only_parts:
             raise ValueError("--text none and --guides none leave nothing to evaluate")
         fitted = None if mapping is None else KVMapping.from_pretrained(mapping)
+        fitted_back = None if back is None else KVMapping.from_pretrained(back)
         vectors = named_vectors(vector)
         models = load(source, dtype=dtype, device=device), load(target, dtype=dtype, device=device)
         questions = sum(len(guide.items) for guide in asked or ())
-        with bars(text=items if texts is not None else 0, guides=questions) as advance:
-            report = run(
-                *models,
-                fitted,
-                texts=texts,
-                guides=asked,
-                conditions=names,
-                bound=vectors,
-                recompute=shares,
-                repair=repair,
-                packs={} if pack is None else {"pack": GuidePack.from_pretrained(pack)},
-                prefix=prefix,
-                continuation=continuation,
-                items=items,
-                allow_fingerprint_mismatch=allow_fingerprint_mismatch,
-                progress=lambda part: advance(part, 1),
-            )
+        if allow_fingerprint_mismatch and fitted_back is not None:
+            fitted_back = fitted_back.insisting_on(models[1].spec, models[0].spec)
+        with bars(
+            text=items if texts is not None else 0,
+            guides=questions,
+            turns=0 if turns is None else items,
+        ) as advance:
+            report = bare(*models, fitted)
+            if not only_parts:
+                report = run(
+                    *models,
+                    fitted,
+                    texts=texts,
+                    guides=asked,
+                    conditions=names,
+                    bound=vectors,
+                    recompute=shares,
+                    repair=repair,
+                    packs={} if pack is None else {"pack": GuidePack.from_pretrained(pack)},
+                    prefix=prefix,
+                    continuation=continuation,
+                    items=items,
+                    allow_fingerprint_mismatch=allow_fingerprint_mismatch,
+                    progress=lambda part: advance(part, 1),
+                )
+            if turns is not None:
+                forth = fitted
+                if allow_fingerprint_mismatch and forth is not None:
+                    forth = forth.insisting_on(models[0].spec, models[1].spec)
+                taken = evaluate_turns(
+                    *models,
+                    forth,
+                    fitted_back,
+                    texts=held_out(),
+                    turns=turns,
+                    tokens=turn_tokens,
+                    bound=bound,
+                    items=items,
+                    progress=lambda: advance("turns", 1),
+                )
+                report = report.with_part("turns", taken)
         if out is not None:
             write_report(report, out)
         show(report, report.to_json() if as_json else None)

@@ -153,3 +153,15 @@ def _at_least_one(sequences: Iterable[Int[Tensor, " t"]]) -> list[Int[Tensor, " 
     if not found:
         raise TextError("there is no text to evaluate on", hint="give a text with prose in it")
     return found
+
+
+def bare(source: LanguageModel, target: LanguageModel, mapping: KVMapping | None) -> EvalReport:
+    """A report without text and guides, for parts to be added to."""
+    return EvalReport(
+        source=source.spec.name,
+        target=target.spec.name,
+        text=None,
+        guides=None,
+        notes=mapping.notes if mapping else (),
+        provenance=Provenance.here(seed=SEED),
+    )

@@ -83,9 +83,22 @@ def read_on(
     model: LanguageModel, cache: KVCache | None, ids: Int[Tensor, " t"], *, carried: int = 0
 ) -> Seat:
     """What ``model`` knows once it has read ``ids`` on top of ``cache``."""
+    return read_through(model, cache, ids, carried=carried, last=True)[0]
+
+
+def read_through(
+    model: LanguageModel,
+    cache: KVCache | None,
+    ids: Int[Tensor, " t"],
+    *,
+    carried: int = 0,
+    last: bool = False,
+) -> tuple[Seat, Float[Tensor, "_t v"]]:
+    """The same, and the logits after each of ``ids``, or after the last of them alone."""
     reader = Reader.over(model, cache)
-    logits = reader(ids[None], last=True)[0, -1]
-    return Seat(reader.held(), logits, carried)
+    with torch.no_grad():
+        logits = reader(ids[None], last=last)[0]
+    return Seat(reader.held(), logits[-1].clone(), carried), logits
 
 
 def _mapped(

@@ -50,6 +50,7 @@ from kvtransfer.guides.seat import (
     fed,
     policed,
     read_on,
+    read_through,
     require_one_vocabulary,
     taken_over,
 )
@@ -301,10 +302,8 @@ class Session:
         """Let the current model read ``ids``; the logits after each, or after the last."""
         self._require_idle()
         seat = self._seats.get(self._current)
-        reader = Reader.over(self.model, None if seat is None else seat.cache)
-        logits = reader(ids[None], last=last)[0]
-        carried = 0 if seat is None else seat.carried
-        made = Seat(reader.held(), logits[-1], carried)
+        cache, carried = (None, 0) if seat is None else (seat.cache, seat.carried)
+        made, logits = read_through(self.model, cache, ids, carried=carried, last=last)
         self._seats[self._current] = made
         self._ids = torch.cat((self._ids, ids))
         return logits
@@ -324,7 +323,8 @@ class Session:
                 token = int(logits.argmax())
                 if token in stops:
                     return
-                logits = reader(torch.tensor([[token]]), last=True)[0, -1]
+                with torch.no_grad():
+                    logits = reader(torch.tensor([[token]]), last=True)[0, -1]
                 written.append(token)
                 yield token
         finally:
