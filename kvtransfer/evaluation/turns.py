@@ -47,7 +47,7 @@ def evaluate_turns(
     The source reads the first turn, the target the second, and so on. A turn is scored as it is
     read: on what was carried of all turns before it. Arms: ``whole`` and ``new`` as
     :data:`kvtransfer.guides.seat.How` has them; ``bound`` is ``whole``, and whoever's drift over
-    the last tokens before a turn is beyond ``bound`` reads the history itself and goes on from that;
+    the last tokens before a turn is beyond ``bound`` reads the history itself, and goes on so;
     ``own`` is the reader's own cache; ``none`` no history at all.
 
     Args:

@@ -145,9 +145,9 @@ class RePrefill:
 
 
 def scored_at_most(held: int, tokens: int) -> int:
-    """How many of the last of ``held`` tokens can be scored, ``tokens`` at most.
+    """How many of the last of ``held`` tokens are scored: ``tokens``, and half of them at most.
 
-    One before them is read live, and one at least is in the cache.
+    What is scored is read again on what is held of the tokens before, which has to be something.
 
     Raises:
         CacheLayoutError: none.
@@ -161,4 +161,4 @@ def scored_at_most(held: int, tokens: int) -> int:
             "were seen",
             hint="feed more first, or say what comes next: session.drift(continuation)",
         )
-    return min(tokens, held - 2)
+    return min(tokens, held // 2)

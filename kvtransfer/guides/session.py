@@ -251,7 +251,7 @@ class Session:
         Args:
             continuation: To predict, and not to keep. If not given, the last tokens of the history
                 are predicted from what is held of those before them.
-            tokens: How many of the last, at most.
+            tokens: How many of the last, and half of the history at most.
             own: A true cache of :attr:`ids`, where one is at hand: nothing is read then.
 
         Raises:
