@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kvtransfer.guides.bench import bench
     from kvtransfer.guides.chat import split_chat
     from kvtransfer.guides.concat import concat
+    from kvtransfer.guides.drift import RePrefill
     from kvtransfer.guides.group_profile import profile_groups
     from kvtransfer.guides.guide import read_guides
     from kvtransfer.guides.ladder import verify
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from kvtransfer.guides.reuse import reuse
     from kvtransfer.guides.schema import read_schema
     from kvtransfer.guides.seam import split
+    from kvtransfer.guides.session import Session
     from kvtransfer.hf.adopt import adopt
     from kvtransfer.hf.check import check
     from kvtransfer.hf.graft import grafted
@@ -73,8 +75,10 @@ HOMES = {
     "LanguageModel": "hf.model",
     "ModelSpec": "geometry.spec",
     "Modules": "guides.modules",
+    "RePrefill": "guides.drift",
     "Replace": "steering.interventions.replace",
     "Scale": "steering.interventions.scale",
+    "Session": "guides.session",
     "Shuffle": "steering.interventions.shuffle",
     "Steer": "steering.interventions.steer",
     "ablate": "evaluation.ablation",
@@ -130,8 +134,10 @@ __all__ = [
     "LanguageModel",
     "ModelSpec",
     "Modules",
+    "RePrefill",
     "Replace",
     "Scale",
+    "Session",
     "Shuffle",
     "Steer",
     "ablate",

@@ -1,7 +1,8 @@
 """Run a model on a prefix: prefill one, score tokens after one, generate after one."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -289,6 +290,29 @@ class Reader:
         cuts the prefix off.
         """
         return torch.cat((self.seen, live), dim=1)
+
+    def held(self) -> KVCache:
+        """All that was read so far, as a value; reading on does not change it.
+
+        It says of itself what the prefix said. What a forward that failed left in some of the
+        layers is not in it.
+
+        Raises:
+            CacheLayoutError: rows are padded, or something is hidden.
+        """
+        if self.prefix is not None:
+            self.prefix.require_plain("read on and kept")
+        layers: Any = self.cache.layers
+        end = self.at.shape[1]
+        made = read(
+            [(layer.keys[:, :, :end], layer.values[:, :, :end]) for layer in layers],
+            self.at,
+            rotations=self.model.rotary(self.at),
+            model=self.model.spec.identity,
+        )
+        if self.prefix is None:
+            return made
+        return replace(made, approximate=self.prefix.approximate, note=self.prefix.note)
 
     def widen(self, rows: int) -> None:
         """Go on with ``rows`` sequences that all begin with what one has read."""
