@@ -172,7 +172,7 @@ class EvalReport:
                 f"of what the prefix is worth to {self.target}, the cache of {self.source} brings "
                 f"{_percent(gap)} across (a share of NLL, n = {self.text.n})"
             )
-            for name in self._rivals(self.text.columns):
+            for name in self.rivals(self.text.columns):
                 rival = self.text.estimates(name)["gap_recovered"]
                 said.append(f"the mapping '{name}' {_percent(rival)}")
             if "source" in self.text.columns:
@@ -183,7 +183,7 @@ class EvalReport:
             said.append(
                 f"with the mapped guide it answers {right['mapped'].mean():.0%} of the questions, "
                 + "".join(
-                    f"with '{name}' {right[name].mean():.0%}, " for name in self._rivals(right)
+                    f"with '{name}' {right[name].mean():.0%}, " for name in self.rivals(right)
                 )
                 + f"with its own {right['own'].mean():.0%}, with none {right['none'].mean():.0%} "
                 f"(n = {self.guides.n})"
@@ -208,7 +208,7 @@ class EvalReport:
         )
         return sentence[0].upper() + sentence[1:] + doubt + "."
 
-    def _rivals(self, measured: Iterable[str]) -> list[str]:
+    def rivals(self, measured: Iterable[str]) -> list[str]:
         """The conditions that are other mappings, and not an edit of a prefix."""
         others = {*measured} - {*CONDITIONS, *self._repaired()}
         return sorted(name for name in others if len(terms(name)) == 1)
