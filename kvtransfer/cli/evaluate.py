@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from kvtransfer.cli.console import AsJson, Device, Dtype, Source, Target, bars, foreseen, show
+from kvtransfer.cli.page import put_page, twice
 from kvtransfer.cli.vectors import Vectors, named_vectors
 
 
@@ -65,6 +66,10 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(help="Folder to write report.json and report.txt to.")
     ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option("--report", help="File to write a page to, to be opened in a browser."),
+    ] = None,
     device: Device = "cpu",
     dtype: Dtype = None,
     as_json: AsJson = False,
@@ -78,6 +83,7 @@ def evaluate(
         from kvtransfer.evaluation.conditions import USUAL
         from kvtransfer.evaluation.evaluate import BUILTIN_GUIDES
         from kvtransfer.evaluation.evaluate import evaluate as run
+        from kvtransfer.evaluation.page.place import check_place
         from kvtransfer.fitting.mapping import KVMapping
         from kvtransfer.fitting.texts import builtin, read_all
         from kvtransfer.guides.guide import read_guides
@@ -94,6 +100,8 @@ def evaluate(
             raise ValueError(f"--max-guides is a positive number, not {max_guides}")
         if out is not None and out.exists() and not out.is_dir():
             raise ValueError(f"--out {out} is a file; name a folder")
+        if page is not None:
+            check_place(page)
         texts: Iterable[str] | None = None
         if text != "none":
             texts = builtin("heldout") if text in (None, "builtin") else read_all([text])
@@ -103,6 +111,7 @@ def evaluate(
             asked = asked[:max_guides]
         if texts is None and asked is None:
             raise ValueError("--text none and --guides none leave nothing to evaluate")
+        texts, again = (texts, None) if page is None else twice(texts)
         fitted = None if mapping is None else KVMapping.from_pretrained(mapping)
         vectors = named_vectors(vector)
         models = load(source, dtype=dtype, device=device), load(target, dtype=dtype, device=device)
@@ -126,6 +135,8 @@ def evaluate(
             )
         if out is not None:
             write_report(report, out)
+        if page is not None:
+            put_page(page, report, fitted, *models, again, prefix=prefix, live=continuation)
         show(report, report.to_json() if as_json else None)
     raise typer.Exit(0 if report else 1)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
@@ -15,6 +15,9 @@ from kvtransfer.evaluation.part import Part
 from kvtransfer.evaluation.text import TextResult
 from kvtransfer.report import Estimate, Provenance, to_json
 from kvtransfer.steering.expression import terms
+
+if TYPE_CHECKING:
+    from kvtransfer.evaluation.inside import Inside
 
 TEXT_COLUMNS = (
     ("nll", "NLL", ".3f"),
@@ -142,6 +145,16 @@ class EvalReport:
         """Stable text."""
         return to_json(self.to_dict())
 
+    def to_html(self, *, inside: "Inside | None" = None) -> str:
+        """The page: one HTML document without scripts.
+
+        Args:
+            inside: What :func:`kvtransfer.evaluation.inside.look_inside` saw, to be drawn too.
+        """
+        from kvtransfer.evaluation.page.page import render
+
+        return render(self, inside)
+
     def __rich__(self) -> Group:
         parts: list[RenderableType] = [Text(f"Note: {note}.", style="red") for note in self.notes]
         if self.text is not None:
@@ -209,7 +222,7 @@ class EvalReport:
         return sentence[0].upper() + sentence[1:] + doubt + "."
 
     def rivals(self, measured: Iterable[str]) -> list[str]:
-        """The conditions that are other mappings, and not an edit of a prefix."""
+        """Of some conditions, the conditions that are other mappings, and not an edit of a prefix."""
         others = {*measured} - {*CONDITIONS, *self._repaired()}
         return sorted(name for name in others if len(terms(name)) == 1)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvtransfer.evaluation.page.markup import Safe, el, estimate, join, shown
+from kvtransfer.evaluation.page.scale import digits
 from kvtransfer.report import Estimate
 
 HEIGHT = 20
@@ -146,11 +147,13 @@ def _arrow(side: int, middle: float) -> Safe:
 
 
 def _scale(axis: Axis, form: str) -> Safe:
+    step = axis.ticks[1] - axis.ticks[0] if len(axis.ticks) > 1 else 1.0
+    tick_form = digits(step, form)
     ticks = [
         el(
             "span",
             {"style": f"left:{axis.at(tick):.2f}%", "class": _anchor(axis.at(tick))},
-            shown(tick, form),
+            shown(tick, tick_form),
         )
         for tick in axis.ticks
     ]

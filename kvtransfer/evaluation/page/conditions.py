@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from kvtransfer.evaluation.conditions import CONDITIONS, CONTROLS
 from kvtransfer.evaluation.guide_items import GuideResult
 from kvtransfer.evaluation.page.bars import Axis, Bar, Role, bars, legend
-from kvtransfer.evaluation.page.curve import scale
-from kvtransfer.evaluation.page.markup import Safe, el, join, shown
+from kvtransfer.evaluation.page.markup import Safe, el, join, n_of, shown
+from kvtransfer.evaluation.page.scale import scale
 from kvtransfer.evaluation.text import TextResult
 from kvtransfer.report import Estimate
 
@@ -18,8 +18,8 @@ PLAIN: Mapping[str, str] = {
     "raw": "the source’s cache, unmapped",
     "zeroed": "keys and values of zero",
     "unrotated": "mapped, positions forgotten",
-    "shuffled": "mapped, fitted on permuted tokens",
-    "apart": "its own, the second half read apart",
+    "shuffled": "fitted on permuted tokens",
+    "apart": "its own, halves read apart",
 }
 
 FIRST = ("own", "mapped")
@@ -44,7 +44,7 @@ def text_bars(text: TextResult) -> Safe:
             _figure(
                 "Share of the gap recovered",
                 "How much of the way from no prefix to its own prefix is won back. Further right "
-                f"is better; an arrow leads off the scale. n = {text.n} items.",
+                f"is better; an arrow leads off the scale. {n_of(text.n)} items.",
                 join([legend(axis), bars(_groups(of["gap_recovered"]), axis, ".0%")]),
                 wide=True,
             )
@@ -52,7 +52,7 @@ def text_bars(text: TextResult) -> Safe:
     pictures.append(
         _figure(
             "KL to its own predictions, in nats",
-            f"How far next-token probabilities drift. Shorter is better. n = {text.n} items.",
+            f"How far next-token probabilities drift. Shorter is better. {n_of(text.n)} items.",
             bars(_groups(of["kl_to_own"]), _zero_axis(of["kl_to_own"]), ".3f", compact=True),
         )
     )
@@ -60,7 +60,7 @@ def text_bars(text: TextResult) -> Safe:
         _figure(
             "NLL, in nats a token",
             "Surprise at the true text. Further left is better; the scale does not begin at 0, "
-            f"so these are dots. n = {text.n} items.",
+            f"so these are dots. {n_of(text.n)} items.",
             bars(_groups(of["nll"]), _nll_axis(of["nll"]), ".3f", compact=True),
         )
     )
@@ -83,7 +83,7 @@ def guide_bars(guides: GuideResult) -> Safe:
     guess = shown(float(guides.chance.mean()), ".0%")
     return _figure(
         "Questions answered right",
-        f"Only the hidden guide holds the answers; guessing gives {guess}. n = {guides.n} "
+        f"Only the hidden guide holds the answers; guessing gives {guess}. {n_of(guides.n)} "
         "questions.",
         join([legend(axis), bars(_groups(accuracy), axis, ".0%")]),
         wide=True,
@@ -135,15 +135,16 @@ def _gap_axis(found: Mapping[str, Estimate]) -> Axis:
 
 def _zero_axis(found: Mapping[str, Estimate]) -> Axis:
     _, high, step = scale([*_uncontrolled(found), Estimate(0.0, None, None, 0)])
-    ticks = tuple(i * step for i in range(0, round(high / step) + 1, 2))
+    ticks = tuple(i * step for i in range(round(high / step) + 1))
     floor = found["none"].value if "none" in found else None
     return Axis(low=0, high=high, zero=0, ticks=ticks, floor=floor, ceiling=0)
 
 
 def _nll_axis(found: Mapping[str, Estimate]) -> Axis:
-    low, high, _ = scale(_uncontrolled(found))
+    low, high, step = scale(_uncontrolled(found))
     floor, ceiling = (found[name].value if name in found else None for name in ("none", "own"))
-    return Axis(low=low, high=high, ticks=(low, high), floor=floor, ceiling=ceiling)
+    ticks = tuple(low + i * step for i in range(round((high - low) / step) + 1))
+    return Axis(low=low, high=high, ticks=ticks, floor=floor, ceiling=ceiling)
 
 
 def _uncontrolled(found: Mapping[str, Estimate]) -> list[Estimate]:

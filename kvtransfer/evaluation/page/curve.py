@@ -3,14 +3,13 @@
 Drawn in shares of the width, with its labels as text beside it, so that nothing shrinks.
 """
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 
 from kvtransfer.evaluation.figure import Curve, Series
 from kvtransfer.evaluation.page.markup import Safe, el, shown
+from kvtransfer.evaluation.page.scale import digits, scale
 from kvtransfer.evaluation.page.tables import numbers
-from kvtransfer.report import Estimate
 
 HEIGHT = 190
 """Of the drawing, in pixels."""
@@ -25,8 +24,9 @@ NUMBERED = 16
 """Places on the x axis up to which each gets its number."""
 
 
-def curve(of: Curve) -> Safe:
-    """The drawing, its legend, and its numbers behind a line that opens."""
+def curve(of: Curve, *, table: bool = True) -> Safe:
+    """The drawing and its legend, and its numbers in a table that opens, unless they stand
+    elsewhere."""
     series = [each for each in of.series if each.points]
     if not series:
         return el("p", {"class": "note"}, "There is nothing to draw.")
@@ -42,7 +42,7 @@ def curve(of: Curve) -> Safe:
         el(
             "span",
             {"style": f"top:{_down(level, low, high):.2f}%"},
-            shown(level, _short(step, of.form)),
+            shown(level, digits(step, of.form)),
         )
         for level in levels
     ]
@@ -75,28 +75,8 @@ def curve(of: Curve) -> Safe:
             el("div", {"class": "ticks", "aria-hidden": "true"}, *ticks),
         ),
         el("p", {"class": "xlabel"}, of.x),
-        _table(of, series, places),
+        _table(of, series, places) if table else None,
     )
-
-
-def scale(estimates: Sequence[Estimate]) -> tuple[float, float, float]:
-    """A low and a high end that hold all values and intervals, and a round step between."""
-    ends = [
-        x for e in estimates for x in (e.value, e.low, e.high) if x is not None and math.isfinite(x)
-    ] or [0.0]
-    low, high = min(ends), max(ends)
-    span = (high - low) or abs(high) or 1.0
-    power = 10.0 ** math.floor(math.log10(span / 4))
-    step = next(power * m for m in (1, 2, 2.5, 5, 10) if span / (power * m) <= 4.5)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return first * step, max(last, first + 1) * step, step
-
-
-def _short(step: float, form: str) -> str:
-    """As many digits as tell the levels apart."""
-    if form.endswith("%"):
-        return form
-    return f".{max(0, -math.floor(math.log10(step) + 1e-9) + (f'{step:e}'[:3] == '2.5'))}f"
 
 
 def _across(x: float, places: Sequence[float]) -> float:

@@ -2,7 +2,7 @@
 
 from kvtransfer.evaluation.inside import LayerMatrix
 from kvtransfer.evaluation.page.markup import Safe, el, shown
-from kvtransfer.evaluation.page.tables import scrolling
+from kvtransfer.evaluation.page.tables import captioned
 
 SHADES = 10
 """Steps from nothing to everything; style.css has as many."""
@@ -34,12 +34,11 @@ def heatmap(of: LayerMatrix, source: str, target: str) -> Safe:
     label = f"Rows: layers of {target}. Columns: layers of {source}."
     table = el(
         "table",
-        {"class": "heatmap"},
-        el("caption", None, label),
+        {"class": "heatmap", "aria-label": label},
         el("thead", None, head),
         el("tbody", None, *rows),
     )
-    return scrolling(label, table)
+    return captioned(label, table)
 
 
 def shade(share: float) -> int:

@@ -7,7 +7,7 @@ from kvtransfer.evaluation.figure import Curve, Series
 from kvtransfer.evaluation.inside import Inside
 from kvtransfer.evaluation.page.curve import curve
 from kvtransfer.evaluation.page.heatmap import heatmap
-from kvtransfer.evaluation.page.markup import Safe, el, join
+from kvtransfer.evaluation.page.markup import Safe, el, join, n_of
 from kvtransfer.evaluation.page.tables import numbers
 from kvtransfer.fitting.diagnosis import Diagnosis, LayerDiagnosis
 from kvtransfer.report import Estimate
@@ -66,9 +66,9 @@ def _attention(of: Diagnosis) -> Safe:
             "p",
             {"class": "note"},
             f"{of.sentence()} {of.continuation} tokens look back at {of.prefix}; "
-            f"n = {of.items} windows, means over heads. 1 is the same as on its own prefix.",
+            f"{n_of(of.items)} windows, means over heads. 1 is the same as on its own prefix.",
         ),
-        curve(drawn),
+        curve(drawn, table=False),
         el(
             "details",
             None,

@@ -72,6 +72,11 @@ def shown(value: float, form: str) -> str:
     return text[1:] if text.startswith("−") and not re.search("[1-9]", text) else text
 
 
+def n_of(items: int) -> str:
+    """The number of items that something rests on, in one piece."""
+    return f"n\u00a0=\u00a0{items:,}"
+
+
 def number(value: float, form: str) -> Safe:
     """A number with all its digits behind it, so that what is shown is what JSON has."""
     return el("data", {"value": repr(float(value))}, shown(value, form))
@@ -85,8 +90,12 @@ def estimate(of: Estimate | None, form: str) -> Safe:
 
 
 def interval(of: Estimate, form: str) -> Safe | None:
-    """The interval alone, quieter than a value."""
-    if of.low is None or of.high is None:
+    """The interval alone, quieter than a value; none where nothing could have come out otherwise.
+
+    Of two percentages only the last has its sign.
+    """
+    if of.low is None or of.high is None or of.low == of.high:
         return None
-    low, high = number(of.low, form.replace("%", "%")), number(of.high, form)
-    return el("span", {"class": "interval"}, low, " to ", high)
+    text = shown(of.low, form).removesuffix(f"{THIN}%")
+    low = el("data", {"value": repr(of.low)}, text)
+    return el("span", {"class": "interval"}, low, " to ", number(of.high, form))

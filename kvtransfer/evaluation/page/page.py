@@ -19,10 +19,10 @@ from kvtransfer.evaluation.page.conditions import guide_bars, order, text_bars
 from kvtransfer.evaluation.page.curve import curve
 from kvtransfer.evaluation.page.guides import SHOWN, answers
 from kvtransfer.evaluation.page.layers import inside_section
-from kvtransfer.evaluation.page.markup import Child, Safe, el, join, said
+from kvtransfer.evaluation.page.markup import Child, Safe, el, join, n_of, said
 from kvtransfer.evaluation.page.tables import listing, numbers, scrolling
 from kvtransfer.evaluation.page.terms import terms
-from kvtransfer.evaluation.page.verdict import RULE, Verdict
+from kvtransfer.evaluation.page.verdict import RULE, Reason, Verdict
 from kvtransfer.evaluation.part import Part
 from kvtransfer.evaluation.report import GUIDE_COLUMNS, TEXT_COLUMNS, EvalReport
 from kvtransfer.report import Provenance
@@ -92,18 +92,13 @@ def _sections(report: EvalReport, inside: Inside | None) -> Iterable[Child]:
 
 def _top(report: EvalReport) -> Safe:
     verdict = Verdict.of(report)
-    reasons = [
-        el(
-            "li",
-            {"class": reason.sign},
-            el(
-                "span",
-                {"class": "sign", "role": "img", "aria-label": SIGNS[reason.sign][1]},
-                SIGNS[reason.sign][0],
-            ),
-            el("span", None, said(reason.text)),
+    columns = [
+        el("div", None, el("h2", None, title), el("ul", {"class": "reasons"}, *reasons))
+        for title, signs in (
+            ("What speaks for it", ("for",)),
+            ("What does not", ("against", "doubt")),
         )
-        for reason in verdict.reasons
+        if (reasons := [_reason(each) for each in verdict.reasons if each.sign in signs])
     ]
     style = verdict.answer.lower().replace(" ", "-")
     return el(
@@ -111,6 +106,7 @@ def _top(report: EvalReport) -> Safe:
         None,
         el("p", {"class": "pair"}, said(report.source), " → ", said(report.target)),
         el("h1", None, said(verdict.sentence)),
+        el("p", {"class": "also"}, said(verdict.also)) if verdict.also else None,
         el(
             "div",
             {"class": f"verdict {style}"},
@@ -125,10 +121,16 @@ def _top(report: EvalReport) -> Safe:
                     f" {verdict.answer}.",
                 ),
             ),
-            el("ul", {"class": "reasons"}, *reasons),
+            el("div", {"class": "columns"}, *columns),
             el("p", {"class": "rule"}, RULE),
         ),
     )
+
+
+def _reason(of: Reason) -> Safe:
+    sign, meaning = SIGNS[of.sign]
+    drawn = el("span", {"class": "sign", "role": "img", "aria-label": meaning}, sign)
+    return el("li", {"class": of.sign}, drawn, el("span", None, said(of.text)))
 
 
 def _section(title: str, lead: str, *inside: Child) -> Safe:
@@ -154,7 +156,7 @@ def _guides(report: EvalReport) -> Safe:
                 "words occur, ✗ they do not. ",
                 el("mark", None, "≠marked"),
                 " words differ from the answer on its own prefix; ",
-                el("span", {"class": "gap"}, "‸"),
+                el("span", {"class": "gap"}, "[…]"),
                 " stands where words of that answer are missing.",
             ),
             answers(guides.examples, plain),
@@ -216,7 +218,7 @@ def _every_number(report: EvalReport) -> Safe | None:
             rows.append((condition, *(estimates[key] for key, _, _ in columns)))
         shown.append(
             numbers(
-                f"n = {found.n} {name}; paired bootstrap 95 % intervals",
+                f"{n_of(found.n)} {name}; paired bootstrap 95 % intervals",
                 ("condition", *(header for _, header, _ in columns)),
                 rows,
                 ("", *(form for *_, form in columns)),
@@ -225,7 +227,7 @@ def _every_number(report: EvalReport) -> Safe | None:
     if report.text is not None and (margins := report.text.margins()):
         shown.append(
             numbers(
-                f"By how many nats a token mapped beats each control, paired; n = {report.text.n}",
+                f"Nats a token by which mapped beats each control, paired; {n_of(report.text.n)}",
                 ("control", "margin"),
                 [(name, margin) for name, margin in margins.items()],
                 ("", ".3f"),

@@ -30,12 +30,11 @@ def numbers(
     ]
     table = el(
         "table",
-        {"class": "numbers"},
-        el("caption", None, title),
+        {"class": "numbers", "aria-label": title},
         el("thead", None, head),
         el("tbody", None, *body),
     )
-    return scrolling(title, table)
+    return captioned(title, table)
 
 
 def listing(of: Listing) -> Safe:
@@ -47,6 +46,16 @@ def scrolling(label: str, inside: Safe) -> Safe:
     """A box that may be wider inside than outside; the keyboard reaches it."""
     place = {"class": "scroll", "tabindex": "0", "role": "region", "aria-label": label}
     return el("div", place, inside)
+
+
+def captioned(caption: str, table: Safe) -> Safe:
+    """A table in such a box, and above it, where it does not scroll away, what it is."""
+    return el(
+        "div",
+        {"class": "table"},
+        el("p", {"class": "caption", "aria-hidden": "true"}, caption),
+        scrolling(caption, table),
+    )
 
 
 def _cell(cell: Cell, form: str) -> Safe | str:

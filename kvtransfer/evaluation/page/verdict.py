@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from kvtransfer.evaluation.page.markup import shown
+from kvtransfer.evaluation.conditions import CONTROLS
+from kvtransfer.evaluation.page.markup import n_of, shown
 from kvtransfer.evaluation.report import EvalReport
+from kvtransfer.evaluation.text import TextResult
 from kvtransfer.measures.intervals import mean
 from kvtransfer.report import Estimate
 
@@ -22,7 +24,7 @@ RULE = (
     f"“Yes” needs all of this: every control is beaten; at the low end of its interval, at least "
     f"{shown(ENOUGH, '.0%')} of the gap on text is recovered and as much of its own right answers "
     f"is kept; going on with the source alone is worse; at least {MANY} items of each kind. A "
-    "control that is not beaten makes it “No”, anything else “With care”."
+    "control that is not beaten on text makes it “No”, anything else “With care”."
 )
 
 Answer = Literal["Yes", "With care", "No", "Not measured"]
@@ -43,6 +45,8 @@ class Verdict:
 
     answer: Answer
     sentence: str
+    also: str
+    """The same of the other thing that was measured; may be empty."""
     reasons: tuple[Reason, ...]
 
     @classmethod
@@ -57,7 +61,7 @@ class Verdict:
             answer = "With care"
         elif signs:
             answer = "Yes"
-        return cls(answer=answer, sentence=_sentence(report), reasons=reasons)
+        return cls(answer=answer, sentence=_sentence(report), also=_also(report), reasons=reasons)
 
 
 def _reasons(report: EvalReport) -> Iterator[Reason]:
@@ -82,8 +86,7 @@ def _on_text(report: EvalReport) -> Iterator[Reason]:
         yield Reason("for", f"On text it beats every control: {_and(list(margins))}.")
     nll = {name: column["nll"] for name, column in text.columns.items()}
     gap = text.estimates("mapped")["gap_recovered"]
-    worth = mean(nll["none"] - nll["own"])
-    if gap is None or (worth.low or 0.0) <= 0:
+    if gap is None or not _is_worth_something(text):
         yield Reason(
             "doubt",
             f"The prefix itself is not shown to help {report.target} on this text, so a share of "
@@ -92,7 +95,8 @@ def _on_text(report: EvalReport) -> Iterator[Reason]:
     else:
         yield Reason(
             "for" if _is_enough(gap) else "doubt",
-            f"On text {_share(gap)} of what the prefix is worth comes across (n = {text.n}).",
+            f"On text, {_share(gap)} of the gap from no prefix to its own is recovered "
+            f"({n_of(text.n)}).",
         )
     if "source" in nll:
         better = mean(nll["source"] - nll["mapped"])
@@ -116,53 +120,87 @@ def _on_guides(report: EvalReport) -> Iterator[Reason]:
     guides = report.guides
     if guides is None or "mapped" not in guides.right:
         return
-    right = {name: shown(float(column.mean()), ".0%") for name, column in guides.right.items()}
-    alone = f", and {report.source} alone {right['source']}" if "source" in right else ""
-    counts = (
-        f"with the mapped guide it answers {right['mapped']} of the questions, with its own "
-        f"{right['own']}, with none {right['none']}{alone} (n = {guides.n})."
-    )
-    if report.text is None and guides.right["mapped"].mean() <= guides.right["none"].mean():
-        yield Reason("against", _capital(counts))
-        return
+    right = guides.right
+    margins = {name: mean(right["mapped"] - right[name]) for name in CONTROLS if name in right}
+    unbeaten = [name for name, margin in margins.items() if (margin.low or 0.0) <= 0]
+    if unbeaten:
+        # Of few questions, each right or wrong, a control may be as good by chance.
+        alone = report.text is None and "none" in unbeaten
+        sign: Sign = "against" if alone else "doubt"
+        yield Reason(sign, f"On guides it is not shown to beat {_and(unbeaten)}.")
+    elif margins:
+        yield Reason("for", f"On guides it beats every control: {_and(list(margins))}.")
     kept = guides.estimates("mapped")["retention"]
-    enough = kept is not None and _is_enough(kept)
-    yield Reason("for" if enough else "doubt", _capital(counts))
-    if "source" in guides.right:
-        better = mean(guides.right["mapped"] - guides.right["source"])
-        if (better.high or better.value) < 0:
-            yield Reason("doubt", f"{report.source} alone answers more of the questions.")
+    if kept is None:
+        yield Reason("doubt", "On its own cache it answers nothing, so there is nothing to keep.")
+    else:
+        yield Reason(
+            "for" if _is_enough(kept) else "doubt",
+            f"On guides it gives {_share(kept)} as many right answers as on its own cache "
+            f"({n_of(guides.n)}).",
+        )
+    if "source" in right:
+        better = mean(right["mapped"] - right["source"])
+        if (better.low or 0.0) <= 0:
+            yield Reason(
+                "doubt",
+                f"On guides it is not shown to be better than staying with {report.source}.",
+            )
     if guides.n < MANY:
         yield Reason("doubt", f"Only {guides.n} questions: the intervals are themselves a guess.")
 
 
 def _sentence(report: EvalReport) -> str:
-    text, guides = report.text, report.guides
+    text = report.text
     if text is not None and "mapped" in text.columns:
         gap = text.estimates("mapped")["gap_recovered"]
-        if gap is None:
-            return f"A prefix makes no difference to {report.target} here, so nothing can be lost."
+        if gap is None or not _is_worth_something(text):
+            return "Having read the text is not shown to help here, so little can come across."
         if gap.value <= 0:
-            return f"Nothing comes across: {report.target} does better without the mapped prefix."
+            return "Nothing comes across: without the mapped cache, predictions are as good."
         if gap.value >= 1:
-            return f"All of what the prefix is worth to {report.target} comes across."
+            return "All of the benefit of having read the text comes across."
         # Rounded once, so that the two add up to 100.
         kept = round(100 * gap.value)
         return (
-            f"Of what the prefix is worth to {report.target}, {shown(kept / 100, '.0%')} comes "
-            f"across and {shown(1 - kept / 100, '.0%')} is lost."
+            f"{shown(kept / 100, '.0%')} of the benefit of having read the text comes across; "
+            f"{shown(1 - kept / 100, '.0%')} is lost."
         )
-    if guides is not None and "mapped" in guides.right:
-        right = guides.right
-        return (
-            f"With the mapped guide {report.target} answers "
-            f"{shown(float(right['mapped'].mean()), '.0%')} of the questions; with its own, "
-            f"{shown(float(right['own'].mean()), '.0%')}."
-        )
+    if told := _answered(report):
+        return told
     clauses = [clause for part in report.parts.values() if (clause := part.sentence())]
     if clauses:
-        return _capital("; ".join(clauses)) + "."
+        return _capital("; ".join(clauses))
     return "The condition ‘mapped’ was not measured."
+
+
+def _also(report: EvalReport) -> str:
+    """What the guides say beside text."""
+    if report.text is not None and "mapped" in report.text.columns:
+        return _answered(report)
+    return ""
+
+
+def _answered(report: EvalReport) -> str:
+    guides = report.guides
+    if guides is None or "mapped" not in guides.right:
+        return ""
+    own, mapped, none = (
+        round(100 * float(guides.right[name].mean())) for name in ("own", "mapped", "none")
+    )
+    gained, lost = mapped - none, own - mapped
+    return (
+        f"Of questions about a guide that only {report.source} has read, {report.target} answers "
+        f"{shown(mapped / 100, '.0%')}: {abs(gained)} points {'more' if gained >= 0 else 'fewer'} "
+        f"than without the guide, {abs(lost)} {'fewer' if lost >= 0 else 'more'} than if it had "
+        "read it itself."
+    )
+
+
+def _is_worth_something(text: TextResult) -> bool:
+    """Whether the target's own prefix helps it, of which alone there can be a share."""
+    worth = mean(text.columns["none"]["nll"] - text.columns["own"]["nll"])
+    return (worth.low or 0.0) > 0
 
 
 def _is_enough(estimate: Estimate) -> bool:

@@ -40,7 +40,7 @@ def _runs(words: list[str], others: list[str]) -> Iterator[Run]:
 def marked(text: str, other: str) -> Safe:
     """The words of ``text``; those that ``other`` lacks are bold, underlined and led by a sign.
 
-    Where only ``other`` has something, a caret stands.
+    Where only ``other`` has something, dots stand in brackets.
     """
     return join(map(_mark, compare(text, other)), between=" ") or Safe("")
 
@@ -49,6 +49,6 @@ def _mark(run: Run) -> Child:
     if not run.differs:
         return run.words
     if not run.words:
-        return el("span", {"class": "gap", "title": f"missing here: {run.other}"}, "‸")
+        return el("span", {"class": "gap", "title": f"missing here: {run.other}"}, "[…]")
     instead = f"instead of: {run.other}" if run.other else "more than there"
     return el("mark", {"title": instead}, "≠", run.words)
