@@ -136,7 +136,16 @@ def evaluate(
         if out is not None:
             write_report(report, out)
         if page is not None:
-            put_page(page, report, fitted, *models, again, prefix=prefix, live=continuation)
+            put_page(
+                page,
+                report,
+                fitted,
+                *models,
+                again,
+                prefix=prefix,
+                live=continuation,
+                insist=allow_fingerprint_mismatch,
+            )
         show(report, report.to_json() if as_json else None)
     raise typer.Exit(0 if report else 1)
 

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 def twice(texts: Iterable[str] | None) -> tuple[Iterable[str] | None, Iterable[str] | None]:
     """The documents, to be read twice: standard input can be read once only."""
-    return (None, None) if texts is None else tee(texts)
+    if texts is None:
+        return None, None
+    first, second = tee(texts)
+    return first, second
 
 
 def put_page(
@@ -28,6 +31,7 @@ def put_page(
     *,
     prefix: int = 256,
     live: int = 256,
+    insist: bool = False,
 ) -> None:
     """Look inside, where there is a mapping, and write the page.
 
@@ -40,6 +44,7 @@ def put_page(
         texts: What to look at; None for the prose that Python carries.
         prefix: Tokens of a window that are hidden.
         live: Tokens after it.
+        insist: Whether the mapping is to be used on other weights than its own.
     """
     from kvtransfer.evaluation.inside import ROWS, WINDOWS, look_inside
     from kvtransfer.evaluation.page.write import write_page
@@ -47,6 +52,8 @@ def put_page(
 
     inside = None
     if mapping is not None:
+        if insist:
+            mapping = mapping.insisting_on(source.spec, target.spec)
         with bars(diagnose=WINDOWS, layers=ROWS * 4 // 3) as advance:
             inside = look_inside(
                 mapping,

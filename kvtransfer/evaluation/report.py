@@ -222,7 +222,7 @@ class EvalReport:
         return sentence[0].upper() + sentence[1:] + doubt + "."
 
     def rivals(self, measured: Iterable[str]) -> list[str]:
-        """Of some conditions, the conditions that are other mappings, and not an edit of a prefix."""
+        """Those of some conditions that are other mappings, and not an edit of a prefix."""
         others = {*measured} - {*CONDITIONS, *self._repaired()}
         return sorted(name for name in others if len(terms(name)) == 1)
 

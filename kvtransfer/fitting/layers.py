@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -41,6 +41,7 @@ def rank_layers(
     return rank(capture.fit, capture.heldout, Columns.of(capture, source, target))
 
 
+@runtime_checkable
 class Selects(Protocol):
     """What has the moments of any features of one kind."""
 
@@ -48,6 +49,7 @@ class Selects(Protocol):
         """Of these source and target features."""
 
 
+@runtime_checkable
 class Gathered(Protocol):
     """What was read of both kinds."""
 
