@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
 
 import typer
 
 from kvtransfer.cli.console import AsJson, bars, foreseen, show, stderr
+from kvtransfer.cli.page import put_page
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,10 @@ SIZES: Mapping[str, Size] = MappingProxyType(
 
 def demo(
     pair: Annotated[str, typer.Option(help=f"Which zoo pair: {' or '.join(SIZES)}.")] = "smollm2",
+    page: Annotated[
+        Path | None,
+        typer.Option("--report", help="File to write a page to, to be opened in a browser."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check, fit and evaluate a pair of real models, from nothing, in about three minutes.
@@ -41,6 +47,7 @@ def demo(
         if pair not in SIZES:
             raise ValueError(f"--pair is one of {', '.join(SIZES)}, not {pair!r}")
         from kvtransfer.evaluation.evaluate import BUILTIN_GUIDES, evaluate
+        from kvtransfer.evaluation.page.place import check_place
         from kvtransfer.fitting.fit import fit
         from kvtransfer.fitting.mapping import KVMapping
         from kvtransfer.fitting.settings import FitSettings
@@ -52,6 +59,8 @@ def demo(
         from kvtransfer.zoo import PAIRS
 
         quiet()
+        if page is not None:
+            check_place(page)
         size, names = SIZES[pair], PAIRS[pair]
         compatible = check(*names)
         if not as_json:
@@ -78,6 +87,8 @@ def demo(
                 items=size.items,
                 progress=lambda part: advance(part, 1),
             )
+        if page is not None:
+            put_page(page, report, fitted.mapping, source, target, builtin("heldout"))
         show(report, report.to_json() if as_json else None)
     raise typer.Exit(0 if report else 1)
 

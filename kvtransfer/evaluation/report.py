@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
@@ -15,6 +15,9 @@ from kvtransfer.evaluation.part import Part
 from kvtransfer.evaluation.text import TextResult
 from kvtransfer.report import Estimate, Provenance, to_json
 from kvtransfer.steering.expression import terms
+
+if TYPE_CHECKING:
+    from kvtransfer.evaluation.inside import Inside
 
 TEXT_COLUMNS = (
     ("nll", "NLL", ".3f"),
@@ -142,6 +145,16 @@ class EvalReport:
         """Stable text."""
         return to_json(self.to_dict())
 
+    def to_html(self, *, inside: "Inside | None" = None) -> str:
+        """The page: one HTML document without scripts.
+
+        Args:
+            inside: What :func:`kvtransfer.evaluation.inside.look_inside` saw, to be drawn too.
+        """
+        from kvtransfer.evaluation.page.page import render
+
+        return render(self, inside)
+
     def __rich__(self) -> Group:
         parts: list[RenderableType] = [Text(f"Note: {note}.", style="red") for note in self.notes]
         if self.text is not None:
@@ -172,7 +185,7 @@ class EvalReport:
                 f"of what the prefix is worth to {self.target}, the cache of {self.source} brings "
                 f"{_percent(gap)} across (a share of NLL, n = {self.text.n})"
             )
-            for name in self._rivals(self.text.columns):
+            for name in self.rivals(self.text.columns):
                 rival = self.text.estimates(name)["gap_recovered"]
                 said.append(f"the mapping '{name}' {_percent(rival)}")
             if "source" in self.text.columns:
@@ -183,7 +196,7 @@ class EvalReport:
             said.append(
                 f"with the mapped guide it answers {right['mapped'].mean():.0%} of the questions, "
                 + "".join(
-                    f"with '{name}' {right[name].mean():.0%}, " for name in self._rivals(right)
+                    f"with '{name}' {right[name].mean():.0%}, " for name in self.rivals(right)
                 )
                 + f"with its own {right['own'].mean():.0%}, with none {right['none'].mean():.0%} "
                 f"(n = {self.guides.n})"
@@ -208,8 +221,8 @@ class EvalReport:
         )
         return sentence[0].upper() + sentence[1:] + doubt + "."
 
-    def _rivals(self, measured: Iterable[str]) -> list[str]:
-        """The conditions that are other mappings, and not an edit of a prefix."""
+    def rivals(self, measured: Iterable[str]) -> list[str]:
+        """Those of some conditions that are other mappings, and not an edit of a prefix."""
         others = {*measured} - {*CONDITIONS, *self._repaired()}
         return sorted(name for name in others if len(terms(name)) == 1)
 

@@ -2,16 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvtransfer.fitting.affine import r2
 from kvtransfer.fitting.capture import Capture
 from kvtransfer.fitting.columns import Columns
 from kvtransfer.fitting.features import GROUPS, KINDS, Features, widths
+from kvtransfer.fitting.moments import Moments
 from kvtransfer.fitting.solvers import Ridge
 from kvtransfer.geometry.spec import ModelSpec
 
@@ -37,11 +38,37 @@ def rank_layers(
     keys and values. Where the head counts differ there is no such pairing, and each target head is
     explained from all heads of the source layer.
     """
+    return rank(capture.fit, capture.heldout, Columns.of(capture, source, target))
+
+
+@runtime_checkable
+class Selects(Protocol):
+    """What has the moments of any features of one kind."""
+
+    def select(self, x: Int[Tensor, " p_"], y: Int[Tensor, " q_"]) -> Moments:
+        """Of these source and target features."""
+
+
+@runtime_checkable
+class Gathered(Protocol):
+    """What was read of both kinds."""
+
+    @property
+    def keys(self) -> Selects:
+        """Of content keys."""
+
+    @property
+    def values(self) -> Selects:
+        """Of values."""
+
+
+def rank(fit: Gathered, heldout: Gathered, columns: Columns) -> Float[Tensor, "target source"]:
+    """The same of whatever gives moments: sums of a capture, or rows that were kept."""
+    source, target = columns.source, columns.target
     scores = torch.zeros(len(target.layers), len(source.layers), dtype=torch.float64)
-    columns = Columns.of(capture, source, target)
     probe = Ridge(PROBE_STRENGTH)
     for kind in KINDS:
-        fit, heldout = getattr(capture.fit, kind), getattr(capture.heldout, kind)
+        of_fit, of_heldout = getattr(fit, kind), getattr(heldout, kind)
         for s, layer in enumerate(source.layers):
             read = columns.reads_of(kind, s)
             for target_heads, targets in _by_heads(target):
@@ -51,9 +78,9 @@ def rank_layers(
                     writes = [columns.writes(kind, t).view(target_heads, -1) for t in targets]
                     chosen = [w[h] if paired else w.flatten() for w in writes]
                     y = torch.cat(chosen)
-                    fitted = probe.solve(fit.select(x, y))
+                    fitted = probe.solve(of_fit.select(x, y))
                     heads = len(targets) * (1 if paired else target_heads)
-                    found = r2(fitted, heldout.select(x, y), heads=heads)
+                    found = r2(fitted, of_heldout.select(x, y), heads=heads)
                     mean = found.view(len(targets), -1).mean(1)
                     scores[targets, s] += mean / len(groups) / len(KINDS)
     return scores

@@ -41,6 +41,19 @@ FAILURES = {
         "line 1 has no list of 'items'",
     ),
     "a missing guide file": (MAPPED + "--guides {root}/missing.jsonl", "no guide file at"),
+    "a report in a missing folder": (
+        MAPPED + "--report {root}/missing/report.html",
+        "there is no folder",
+    ),
+    "a report in a missing folder, of models that are missing too": (
+        "eval ./missing ./missing --report {root}/missing/report.html",
+        "there is no folder",
+    ),
+    "a report that is a folder": (MAPPED + "--report {root}", "is a folder"),
+    "a report in a folder that nobody writes to": (
+        MAPPED + "--report /proc/report.html",
+        "/proc/report.html cannot be written",
+    ),
     # models
     "no such model": ("check {source} ./missing", "no model at './missing'"),
     "a folder that is no model": ("check {source} {root}", "a folder without config.json"),
