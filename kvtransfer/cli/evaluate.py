@@ -1,12 +1,25 @@
 """kvtransfer eval SOURCE TARGET --mapping DIR"""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from kvtransfer.cli.console import AsJson, Device, Dtype, Source, Target, bars, foreseen, show
+from kvtransfer.cli.protocols import (
+    Continuation,
+    Domains,
+    Extra,
+    Lengths,
+    Prefix,
+    Protocol,
+    Rivals,
+    held_out,
+    named_mappings,
+    size,
+)
 from kvtransfer.cli.vectors import Vectors, named_vectors
 
 
@@ -51,9 +64,13 @@ def evaluate(
         str | None,
         typer.Option(help="A pack of the guides for TARGET, measured as one more condition."),
     ] = None,
-    prefix: Annotated[int, typer.Option(help="Tokens of each text item that are hidden.")] = 256,
-    continuation: Annotated[int, typer.Option(help="Tokens that are scored after it.")] = 256,
+    prefix: Prefix = None,
+    continuation: Continuation = None,
     items: Annotated[int, typer.Option(help="Text items at most.")] = 32,
+    protocol: Protocol = None,
+    lengths: Lengths = None,
+    domain: Domains = None,
+    rival: Rivals = None,
     max_guides: Annotated[int | None, typer.Option(help="Guides at most.")] = None,
     allow_fingerprint_mismatch: Annotated[
         bool,
@@ -76,10 +93,10 @@ def evaluate(
     """
     with foreseen():
         from kvtransfer.evaluation.conditions import USUAL
-        from kvtransfer.evaluation.evaluate import BUILTIN_GUIDES
+        from kvtransfer.evaluation.evaluate import BUILTIN_GUIDES, bare
         from kvtransfer.evaluation.evaluate import evaluate as run
+        from kvtransfer.evaluation.swap import PLAIN, notes_of, pair_of
         from kvtransfer.fitting.mapping import KVMapping
-        from kvtransfer.fitting.texts import builtin, read_all
         from kvtransfer.guides.guide import read_guides
         from kvtransfer.guides.pack import GuidePack
         from kvtransfer.hf.model import load
@@ -88,42 +105,79 @@ def evaluate(
         from kvtransfer.steering.expression import entries
 
         quiet()
-        names = USUAL if conditions is None else tuple(entries(conditions))
+        extra = Extra.asked(protocol, text=text, prefix=prefix, lengths=lengths, domains=domain)
+        names = (
+            (USUAL if extra is None else PLAIN)
+            if conditions is None
+            else tuple(entries(conditions))
+        )
+        hidden, scored = size(prefix, protocol), size(continuation, protocol)
         shares = _shares(recompute)
         if max_guides is not None and max_guides < 1:
             raise ValueError(f"--max-guides is a positive number, not {max_guides}")
         if out is not None and out.exists() and not out.is_dir():
             raise ValueError(f"--out {out} is a file; name a folder")
         texts: Iterable[str] | None = None
-        if text != "none":
-            texts = builtin("heldout") if text in (None, "builtin") else read_all([text])
+        if text != "none" and extra is None:
+            texts = held_out(text)
         asked = None
-        if guides != "none":
+        if guides != "none" and (guides is not None or protocol is None):
             asked = read_guides(BUILTIN_GUIDES if guides in (None, "builtin") else guides)
             asked = asked[:max_guides]
         if texts is None and asked is None:
-            raise ValueError("--text none and --guides none leave nothing to evaluate")
+            if extra is None:
+                raise ValueError("--text none and --guides none leave nothing to evaluate")
+            if shares or pack is not None:
+                raise ValueError(f"--recompute and --pack are not for --protocol {protocol} alone")
+        rivals = named_mappings(rival)
         fitted = None if mapping is None else KVMapping.from_pretrained(mapping)
         vectors = named_vectors(vector)
         models = load(source, dtype=dtype, device=device), load(target, dtype=dtype, device=device)
         questions = sum(len(guide.items) for guide in asked or ())
-        with bars(text=items if texts is not None else 0, guides=questions) as advance:
-            report = run(
-                *models,
-                fitted,
-                texts=texts,
-                guides=asked,
-                conditions=names,
-                bound=vectors,
-                recompute=shares,
-                repair=repair,
-                packs={} if pack is None else {"pack": GuidePack.from_pretrained(pack)},
-                prefix=prefix,
-                continuation=continuation,
-                items=items,
-                allow_fingerprint_mismatch=allow_fingerprint_mismatch,
-                progress=lambda part: advance(part, 1),
-            )
+        steps = {} if extra is None else {extra.key: extra.steps(items)}
+        with bars(text=items if texts is not None else 0, guides=questions, **steps) as advance:
+            if extra is not None:  # a mapping for another pair is known before anything is read
+                pair, all_names = pair_of(
+                    *models,
+                    fitted,
+                    rivals=rivals,
+                    conditions=names,
+                    bound=vectors,
+                    allow_fingerprint_mismatch=allow_fingerprint_mismatch,
+                )
+            if texts is None and asked is None:
+                report = bare(*models, fitted)
+                if extra is not None:
+                    report = replace(report, notes=notes_of(pair))
+            else:
+                report = run(
+                    *models,
+                    fitted,
+                    texts=texts,
+                    guides=asked,
+                    conditions=names,
+                    rivals=rivals,
+                    bound=vectors,
+                    recompute=shares,
+                    repair=repair,
+                    packs={} if pack is None else {"pack": GuidePack.from_pretrained(pack)},
+                    prefix=hidden,
+                    continuation=scored,
+                    items=items,
+                    stream=protocol == "chunks",
+                    allow_fingerprint_mismatch=allow_fingerprint_mismatch,
+                    progress=lambda part: advance(part, 1),
+                )
+            if extra is not None:
+                part = extra.measure(
+                    pair,
+                    all_names,
+                    prefix=hidden,
+                    continuation=scored,
+                    items=items,
+                    progress=lambda: advance(extra.key, 1),
+                )
+                report = report.with_part(extra.key, part)
         if out is not None:
             write_report(report, out)
         show(report, report.to_json() if as_json else None)
