@@ -60,8 +60,8 @@ class DomainsResult:
                 for text, name in shown
             )
             return (
-                f"of the gap, mappings that were calibrated on another kind of text recover {found} "
-                "against the one of that text's own kind"
+                f"of the gap, mappings calibrated on another kind of text recover {found} against "
+                "the one of that text's own kind"
             )
         said = []
         for name in self.mappings:
