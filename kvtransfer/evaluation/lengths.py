@@ -88,14 +88,11 @@ class LengthsResult:
             clause = f"after prefixes of {shortest:,} tokens '{name}' recovers {first} of the gap"
             if longest != shortest:
                 clause += f", after {longest:,} {last}"
-            if (reference := self.reference(name)) is not None and (
-                moved := self.change(name, longest)
-            ):
-                gap = moved["gap_recovered"]
-                assert gap is not None
+            moved = self.change(name, longest)
+            if moved is not None and (gap := moved["gap_recovered"]) is not None:
                 clause += (
                     f": beyond the {self.calibrated[name]:,} tokens of a text in its calibration, "
-                    f"{points(gap)} against {reference:,}"
+                    f"{points(gap)} against {self.reference(name):,}"
                 )
             said.append(f"{clause} (n = {self.n})")
         return "; ".join(said)

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from kvtransfer.evaluation.conditions import CONDITIONS, Pair, in_order
 from kvtransfer.evaluation.edits import edits_of
 from kvtransfer.evaluation.text import TextResult
@@ -79,7 +81,7 @@ def change(
 ) -> dict[str, Estimate | None]:
     """By how much a condition differs from another, which ``since`` holds, paired over items.
 
-    ``gap_recovered`` is a difference of shares, each of its own gap.
+    ``gap_recovered`` is a difference of shares, each of its own gap; None where there is no gap.
 
     Args:
         result: Holds ``name``.
@@ -88,21 +90,20 @@ def change(
         other: What it is compared with.
     """
 
-    def shares(*columns: Column) -> Column:
+    def shares(*columns: Column) -> Column | np.float64:
         """Of (floor, own, condition) twice, the share the first wins back less the second's."""
         floor, own, found, floor_then, own_then, then = (each.mean(-1) for each in columns)
-        share: Column = (floor - found) / (floor - own) - (floor_then - then) / (
-            floor_then - own_then
-        )
-        return share
+        found, then = (floor - found) / (floor - own), (floor_then - then) / (floor_then - own_then)
+        return found - then
 
-    pairs = ((result, name), (since, other))
-    gap = interval(
-        shares,
-        *(of.columns[each]["nll"] for of, which in pairs for each in ("none", "own", which)),
-    )
+    held = [
+        of.columns[each]["nll"]
+        for of, which in ((result, name), (since, other))
+        for each in ("none", "own", which)
+    ]
+    nothing = any(held[i].mean() == held[i + 1].mean() for i in (0, 3))  # to be a share of
     return {
-        "gap_recovered": gap,
+        "gap_recovered": None if nothing else interval(shares, *held),
         "kl_to_own": mean(
             result.columns[name]["kl_to_own"] - since.columns[other]["kl_to_own"],
         ),
