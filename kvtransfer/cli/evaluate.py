@@ -1,7 +1,6 @@
 """kvtransfer eval SOURCE TARGET --mapping DIR"""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -95,7 +94,7 @@ def evaluate(
         from kvtransfer.evaluation.conditions import USUAL
         from kvtransfer.evaluation.evaluate import BUILTIN_GUIDES, bare
         from kvtransfer.evaluation.evaluate import evaluate as run
-        from kvtransfer.evaluation.swap import PLAIN, notes_of, pair_of
+        from kvtransfer.evaluation.rivals import PLAIN
         from kvtransfer.fitting.mapping import KVMapping
         from kvtransfer.guides.guide import read_guides
         from kvtransfer.guides.pack import GuidePack
@@ -136,19 +135,8 @@ def evaluate(
         questions = sum(len(guide.items) for guide in asked or ())
         steps = {} if extra is None else {extra.key: extra.steps(items)}
         with bars(text=items if texts is not None else 0, guides=questions, **steps) as advance:
-            if extra is not None:  # a mapping for another pair is known before anything is read
-                pair, all_names = pair_of(
-                    *models,
-                    fitted,
-                    rivals=rivals,
-                    conditions=names,
-                    bound=vectors,
-                    allow_fingerprint_mismatch=allow_fingerprint_mismatch,
-                )
             if texts is None and asked is None:
                 report = bare(*models, fitted)
-                if extra is not None:
-                    report = replace(report, notes=notes_of(pair))
             else:
                 report = run(
                     *models,
@@ -169,15 +157,19 @@ def evaluate(
                     progress=lambda part: advance(part, 1),
                 )
             if extra is not None:
-                part = extra.measure(
-                    pair,
-                    all_names,
+                report = extra.added_to(
+                    report,
+                    *models,
+                    fitted,
+                    rivals=rivals,
+                    conditions=names,
+                    bound=vectors,
                     prefix=hidden,
                     continuation=scored,
                     items=items,
+                    allow_fingerprint_mismatch=allow_fingerprint_mismatch,
                     progress=lambda: advance(extra.key, 1),
                 )
-                report = report.with_part(extra.key, part)
         if out is not None:
             write_report(report, out)
         show(report, report.to_json() if as_json else None)

@@ -1,15 +1,15 @@
 """kvtransfer eval --protocol: which text is scored, how much of it, and after what."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 if TYPE_CHECKING:
-    from kvtransfer.evaluation.conditions import Pair
-    from kvtransfer.evaluation.part import Part
+    from kvtransfer.evaluation.report import EvalReport
     from kvtransfer.fitting.mapping import KVMapping
+    from kvtransfer.hf.model import LanguageModel
 
 Name = Literal["chunks", "lengths", "domains"]
 
@@ -101,25 +101,45 @@ class Extra:
         return cls(protocol, {name: held_out(each) for name, each in named_texts.items()}, None)
 
     def steps(self, items: int) -> int:
-        """How often :meth:`measure` tells of progress, about."""
-        return items * len(self.lengths or self.texts)
+        """How often :meth:`added_to` tells of progress, at most."""
+        from kvtransfer.evaluation.lengths import LENGTHS
 
-    def measure(
+        return items * len(self.texts if self.key == "domains" else self.lengths or LENGTHS)
+
+    def added_to(
         self,
-        pair: "Pair",
-        names: tuple[str, ...],
+        report: "EvalReport",
+        source: "LanguageModel",
+        target: "LanguageModel",
+        mapping: "KVMapping | None",
         *,
+        rivals: "Mapping[str, KVMapping]",
+        conditions: Iterable[str],
+        bound: Mapping[str, Any],
         prefix: int,
         continuation: int,
         items: int,
+        allow_fingerprint_mismatch: bool,
         progress: Callable[[], None],
-    ) -> "Part":
-        """Measure it; arguments as of :func:`evaluate_lengths` and :func:`evaluate_domains`."""
+    ) -> "EvalReport":
+        """``report`` with what the protocol measures; arguments as of :func:`evaluate`."""
         from kvtransfer.evaluation.domains import evaluate_domains
         from kvtransfer.evaluation.lengths import evaluate_lengths
+        from kvtransfer.evaluation.part import Part
+        from kvtransfer.evaluation.rivals import notes_of, pair_of
 
+        pair, names = pair_of(
+            source,
+            target,
+            mapping,
+            rivals=rivals,
+            conditions=conditions,
+            bound=bound,
+            allow_fingerprint_mismatch=allow_fingerprint_mismatch,
+        )
+        part: Part
         if self.key == "domains":
-            return evaluate_domains(
+            part = evaluate_domains(
                 pair,
                 self.texts,
                 names,
@@ -128,15 +148,18 @@ class Extra:
                 items=items,
                 progress=progress,
             )
-        return evaluate_lengths(
-            pair,
-            self.texts["text"],
-            names,
-            lengths=self.lengths,
-            continuation=continuation,
-            items=items,
-            progress=progress,
-        )
+        else:
+            part = evaluate_lengths(
+                pair,
+                self.texts["text"],
+                names,
+                lengths=self.lengths,
+                continuation=continuation,
+                items=items,
+                progress=progress,
+            )
+        notes = tuple(dict.fromkeys((*report.notes, *notes_of(pair))))
+        return replace(report.with_part(self.key, part), notes=notes)
 
 
 def size(given: int | None, protocol: Name | None) -> int:

@@ -10,11 +10,18 @@ from rich.table import Table
 
 from kvtransfer.errors import TextError
 from kvtransfer.evaluation.conditions import Pair
-from kvtransfer.evaluation.swap import METRICS, beats_floor, change, listed, mappings_of, points
+from kvtransfer.evaluation.rivals import (
+    beats_floor,
+    change,
+    mappings_of,
+    plain_change,
+    plain_text,
+    points,
+)
 from kvtransfer.evaluation.text import TextResult, evaluate_text
 from kvtransfer.fitting.chunks import chunks, one_stream
 from kvtransfer.hf.aligned import Alignable
-from kvtransfer.report import Estimate, plain
+from kvtransfer.report import Estimate
 
 SHOWN = (("gap_recovered", ".0%", "gap"), ("kl_to_own", ".3f", "KL"))
 
@@ -68,7 +75,8 @@ class DomainsResult:
             shares = {
                 text: share
                 for text, found in self.texts.items()
-                if (share := found.estimates(name)["gap_recovered"]) is not None
+                if name in found.columns
+                and (share := found.estimates(name)["gap_recovered"]) is not None
             }
             if shares:
                 said.append(
@@ -88,21 +96,8 @@ class DomainsResult:
         }
 
     def _text(self, text: str, found: TextResult) -> dict[str, Any]:
-        estimates = {name: found.estimates(name) for name in found.columns}
-        swaps = {name: self.swap(text, name) for name in self.mappings}
-        return {
-            "n": found.n,
-            "conditions": {
-                name: {metric: plain(each[metric]) for metric in METRICS}
-                for name, each in estimates.items()
-            },
-            "swap": {
-                name: None if each is None else {key: plain(value) for key, value in each.items()}
-                for name, each in swaps.items()
-            },
-            "items": listed(found.columns),
-            "missing": found.missing,
-        }
+        swaps = {name: plain_change(self.swap(text, name)) for name in self.mappings}
+        return {"n": found.n, "swap": swaps} | plain_text(found)
 
     def __rich__(self) -> Table:
         some = next(iter(self.texts.values()))

@@ -11,7 +11,7 @@ from kvtransfer.errors import TextError
 from kvtransfer.evaluation.conditions import Pair
 from kvtransfer.evaluation.domains import DomainsResult, evaluate_domains
 from kvtransfer.evaluation.evaluate import bare, evaluate
-from kvtransfer.evaluation.swap import PLAIN
+from kvtransfer.evaluation.rivals import PLAIN
 from kvtransfer.evaluation.text import TextResult
 from kvtransfer.fitting.texts import builtin
 from kvtransfer.hf.model import LanguageModel

@@ -19,13 +19,13 @@ from kvtransfer.evaluation.conditions import Pair
 from kvtransfer.evaluation.evaluate import bare
 from kvtransfer.evaluation.lengths import (
     LENGTHS,
-    LengthsResult,
     calibrated_on,
     checked_lengths,
     ending,
     evaluate_lengths,
 )
-from kvtransfer.evaluation.swap import PLAIN, pair_of
+from kvtransfer.evaluation.lengths_report import LengthsResult
+from kvtransfer.evaluation.rivals import PLAIN, pair_of
 from kvtransfer.evaluation.text import TextResult
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.texts import builtin

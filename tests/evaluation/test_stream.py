@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from kvtransfer.evaluation.evaluate import evaluate
 from kvtransfer.evaluation.report import EvalReport
-from kvtransfer.evaluation.swap import PLAIN
+from kvtransfer.evaluation.rivals import PLAIN
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.texts import builtin
 from kvtransfer.hf.model import LanguageModel, load

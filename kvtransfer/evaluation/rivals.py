@@ -1,4 +1,4 @@
-"""What is measured of two mappings, or of one on two prefixes, side by side."""
+"""Several mappings of one pair, or one of them on several prefixes, side by side."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from kvtransfer.evaluation.text import TextResult
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.measures.intervals import Column, interval, mean
-from kvtransfer.report import Estimate
+from kvtransfer.report import Estimate, plain
 
 PLAIN = ("none", "own", "mapped", "source")
 """What is measured where nobody says what: floor, ceiling, experiment, and the source alone."""
@@ -29,8 +29,8 @@ def pair_of(
     bound: Mapping[str, Any],
     allow_fingerprint_mismatch: bool,
 ) -> tuple[Pair, tuple[str, ...]]:
-    """The models with all mappings, and the names of all conditions; arguments as of
-    :func:`kvtransfer.evaluation.evaluate.evaluate`.
+    """The models with all mappings, and the names of all conditions, ``mapped`` always among them
+    where there is a mapping; arguments as of :func:`kvtransfer.evaluation.evaluate.evaluate`.
 
     Raises:
         IncompatibleModels: a mapping is for another pair.
@@ -46,10 +46,10 @@ def pair_of(
         }
     names = list(conditions)
     edits = edits_of(names, bound, others=rivals)
-    plain = [name for name in names if name not in edits]
-    plain += [base for base, _ in edits.values() if base in CONDITIONS]
+    bases = [name for name in names if name not in edits]
+    bases += [base for base, _ in edits.values() if base in CONDITIONS]
     pair = Pair(source, target, mapping, dict(rivals), edits=edits)
-    found = in_order(plain)
+    found = in_order(bases if mapping is None else [*bases, "mapped"])
     if mapping is None:
         found = tuple(name for name in found if name != "mapped")
     return pair, (*found, *edits, *rivals)
@@ -71,15 +71,19 @@ def notes_of(pair: Pair) -> tuple[str, ...]:
 
 
 def beats_floor(result: TextResult, name: str) -> bool:
-    """Whether the 95 % interval of what a condition gains over no prefix lies above zero."""
+    """Whether a condition was measured, and the 95 % interval of what it gains over no prefix lies
+    above zero."""
+    if name not in result.columns:
+        return False
     gain = mean(result.columns["none"]["nll"] - result.columns[name]["nll"])
     return (gain.low or 0.0) > 0
 
 
 def change(
     result: TextResult, name: str, *, since: TextResult, other: str
-) -> dict[str, Estimate | None]:
-    """By how much a condition differs from another, which ``since`` holds, paired over items.
+) -> dict[str, Estimate | None] | None:
+    """By how much a condition differs from another, which ``since`` holds, paired over items; None
+    where one was not measured.
 
     ``gap_recovered`` is a difference of shares, each of its own gap; None where there is no gap.
 
@@ -90,11 +94,14 @@ def change(
         other: What it is compared with.
     """
 
+    if name not in result.columns or other not in since.columns:
+        return None
+
     def shares(*columns: Column) -> Column | np.float64:
         """Of (floor, own, condition) twice, the share the first wins back less the second's."""
         floor, own, found, floor_then, own_then, then = (each.mean(-1) for each in columns)
-        found, then = (floor - found) / (floor - own), (floor_then - then) / (floor_then - own_then)
-        return found - then
+        now: Column | np.float64 = (floor - found) / (floor - own)
+        return now - (floor_then - then) / (floor_then - own_then)
 
     held = [
         of.columns[each]["nll"]
@@ -118,9 +125,22 @@ def points(estimate: Estimate) -> str:
     return f"{text} [{100 * estimate.low:+.0f}, {100 * estimate.high:+.0f}]"
 
 
-def listed(columns: Mapping[str, Mapping[str, Column]]) -> dict[str, dict[str, list[float]]]:
-    """One number an item, for JSON."""
+def plain_change(moved: Mapping[str, Estimate | None] | None) -> dict[str, Any] | None:
+    """A change for JSON, or null where there is none."""
+    return None if moved is None else {key: plain(each) for key, each in moved.items()}
+
+
+def plain_text(found: TextResult) -> dict[str, Any]:
+    """Every condition of a text, for JSON: estimates, one number an item, and what is missing."""
+    estimates = {name: found.estimates(name) for name in found.columns}
     return {
-        name: {metric: column.tolist() for metric, column in found.items()}
-        for name, found in columns.items()
+        "conditions": {
+            name: {metric: plain(each[metric]) for metric in METRICS}
+            for name, each in estimates.items()
+        },
+        "items": {
+            name: {metric: column.tolist() for metric, column in each.items()}
+            for name, each in found.columns.items()
+        },
+        "missing": found.missing,
     }
