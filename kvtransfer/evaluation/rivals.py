@@ -100,8 +100,12 @@ def change(
     def shares(*columns: Column) -> Column | np.float64:
         """Of (floor, own, condition) twice, the share the first wins back less the second's."""
         floor, own, found, floor_then, own_then, then = (each.mean(-1) for each in columns)
-        now: Column | np.float64 = (floor - found) / (floor - own)
-        return now - (floor_then - then) / (floor_then - own_then)
+        share, share_then = (
+            (floor - found) / (floor - own),
+            (floor_then - then) / (floor_then - own_then),
+        )
+        moved: Column | np.float64 = share - share_then
+        return moved
 
     held = [
         of.columns[each]["nll"]
