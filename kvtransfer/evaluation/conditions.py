@@ -4,7 +4,7 @@ To add one, write a function from :class:`Pair` and the hidden ids to an :class:
 in CONDITIONS.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -57,8 +57,13 @@ class Pair:
     """By name of the condition, another condition and the edit of its prefix."""
 
     def __post_init__(self) -> None:
-        for mapping in filter(None, (self.mapping, *self.rivals.values())):
-            mapping.check_ends(self.source.spec, self.target.spec)
+        if self.mapping is not None:
+            self.mapping.check_ends(self.source.spec, self.target.spec)
+        for name, rival in self.rivals.items():
+            try:
+                rival.check_ends(self.source.spec, self.target.spec)
+            except IncompatibleModels as error:
+                raise IncompatibleModels(f"{name}: {error.message}", hint=error.hint) from error
         for each in (self.rivals, self.packs):
             if taken := sorted(set(each) & {*CONDITIONS, *self.repairs}):
                 raise ValueError(f"{', '.join(taken)} is a condition; find another name for it")
@@ -221,6 +226,18 @@ REPAIRABLE = ("mapped", "raw", "apart")
 
 CONTROLS = ("none", "raw", "zeroed", "unrotated", "shuffled")
 """What ``mapped`` must beat before anyone believes it."""
+
+
+def in_order(conditions: Iterable[str]) -> tuple[str, ...]:
+    """Those conditions, ``none`` and ``own`` with them, in the order of the tables.
+
+    Raises:
+        ValueError: there is no condition of a name.
+    """
+    asked = set(conditions)
+    if unknown := sorted(asked - set(CONDITIONS)):
+        raise ValueError(f"no condition {', '.join(unknown)}; there are {', '.join(CONDITIONS)}")
+    return tuple(name for name in CONDITIONS if name in asked | {"none", "own"})
 
 
 def arms(reading: Reading, names: tuple[str, ...]) -> tuple[dict[str, Arm], dict[str, str]]:

@@ -92,6 +92,7 @@ class EvalReport:
         if self.text is not None:
             document["text"] = {
                 "n": self.text.n,
+                "protocol": "chunks" if self.text.stream else None,
                 "prefix_tokens": self.text.prefix,
                 "continuation_tokens": self.text.continuation,
                 "conditions": {
@@ -246,7 +247,8 @@ def _text_table(result: TextResult, source: str, target: str) -> Table:
     table = Table(
         Column("condition", overflow="fold"),
         *(header for _, header, _ in TEXT_COLUMNS),
-        title=f"{source} → {target}: {result.continuation} tokens after {result.prefix} hidden",
+        title=f"{source} → {target}: {result.continuation:,} tokens after {result.prefix:,} hidden"
+        + (", chunks of one text" if result.stream else ""),
         caption=f"n = {result.n} items; paired bootstrap 95 % intervals over items",
     )
     for name in result.columns:

@@ -31,6 +31,8 @@ class TextResult:
     """Conditions that this pair does not allow, with the reason."""
     prefix: int
     continuation: int
+    stream: bool = False
+    """Whether the items are chunks of one text, as in the paper's protocol."""
 
     @property
     def n(self) -> int:

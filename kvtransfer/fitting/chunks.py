@@ -50,3 +50,10 @@ def chunks(
             f"the text holds {seen} tokens, fewer than one chunk of {length}",
             hint=f"give more text, or ask for chunks of at most {seen + len(begin)} tokens",
         )
+
+
+def one_stream(texts: Iterable[str]) -> Iterator[str]:
+    """The documents with a blank line before each but the first, so that cut end to end they are
+    one text, as WikiText is mostly read. Each is still tokenized on its own."""
+    for number, text in enumerate(texts):
+        yield f"\n\n{text}" if number else text

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvtransfer.errors import TextError
-from kvtransfer.fitting.chunks import chunks
+from kvtransfer.fitting.chunks import chunks, one_stream
 
 SEPARATOR = 0
 
@@ -84,3 +84,8 @@ def test_documents_are_read_no_further_than_chunks_are_taken() -> None:
 def test_a_chunk_of_less_than_two_tokens_is_a_mistake(length: int) -> None:
     with pytest.raises(ValueError, match="at least 2 tokens"):
         list(chunks(["abc"], encode, length=length))
+
+
+def test_one_stream_is_the_documents_with_a_blank_line_between() -> None:
+    assert "".join(one_stream(["ab", "cd", "ef"])) == "ab\n\ncd\n\nef"
+    assert list(one_stream([])) == []
