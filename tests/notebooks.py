@@ -8,7 +8,8 @@ import nbformat
 from nbclient import NotebookClient
 
 VARIES = "varies"
-"""The tag of a cell that prints numbers of a text that Python brings, which change with Python."""
+"""The tag of a cell whose numbers change with the versions of Python, which brings the text that is
+read, and of transformers."""
 
 
 def executed(notebook: Path, folder: Path) -> Any:

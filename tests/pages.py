@@ -1,8 +1,9 @@
 """The code of a Markdown page: run in order, and held against what the page says it prints.
 
-A Python block is run; a ``text`` block right after it is what it prints. Names live on from block to
-block. A Python block whose first line is ``# some/path.py`` is a file of that name instead, and a
-``diff`` block a change to files: a page that has one is run, block after block, on a copy of the package.
+A Python block is run; a ``text`` block right after it is what it prints. Names live on from block
+to block. A Python block whose first line is ``# some/path.py`` is a file of that name instead, and
+a ``diff`` block a change to files: a page that has one is run, block after block, each as a program
+of its own, on a copy of the package.
 """
 
 import contextlib
@@ -101,7 +102,7 @@ def _printed_in_copy(every: list[Block], folder: Path) -> Iterator[tuple[Block, 
         if block.file is not None:
             (folder / block.file).write_text(block.body, encoding="utf-8")
         elif block.kind == "diff":
-            _do(["patch", "--silent", "--strip=1"], folder, environment, block.body)
+            _do(["patch", "--batch", "--silent", "--strip=1"], folder, environment, block.body)
         elif block.kind == "python":
             yield block, _do([sys.executable, "-c", block.body], folder, environment)
 

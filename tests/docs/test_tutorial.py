@@ -28,10 +28,10 @@ def test_the_tutorial_prints_what_it_shows(run: Any) -> None:
             assert now == then
 
 
-def test_most_of_it_does_not_vary_and_what_does_is_marked(run: Any) -> None:
+def test_half_of_it_at_least_does_not_vary(run: Any) -> None:
     varying = [VARIES in tags for tags, _ in printed(run)]
 
-    assert 0 < sum(varying) < len(varying) / 2
+    assert 0 < sum(varying) <= len(varying) / 2
 
 
 def test_a_cell_that_raises_is_seen(tmp_path: Path) -> None:
