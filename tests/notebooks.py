@@ -18,7 +18,7 @@ def executed(notebook: Path, folder: Path) -> Any:
     Raises:
         nbclient.exceptions.CellExecutionError: a cell raised.
     """
-    found: Any = nbformat.read(notebook, as_version=4)
+    found: Any = nbformat.read(notebook, as_version=4)  # type: ignore[no-untyped-call]
     client = NotebookClient(
         found, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
     )
