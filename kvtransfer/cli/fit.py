@@ -1,7 +1,7 @@
 """kvtransfer fit SOURCE TARGET --out DIR"""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal, cast
 
 import typer
 
@@ -141,7 +141,7 @@ def fit(
             tokens=tokens,
             chunk=chunk,
             layers=settings_of_layers,
-            solver=cast(Any, solver),
+            solver=solver,
             strength=strength,
             scale=scale,
             rank=rank,

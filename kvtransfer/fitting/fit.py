@@ -18,6 +18,7 @@ from kvtransfer.fitting.report import FitReport
 from kvtransfer.fitting.rows import require_room
 from kvtransfer.fitting.settings import FitSettings, Progress
 from kvtransfer.fitting.solve import fit_captured
+from kvtransfer.fitting.solvers import weighs
 from kvtransfer.fitting.storage import Dtype
 from kvtransfer.fitting.tried import Budget
 from kvtransfer.geometry.compat import compare
@@ -147,7 +148,7 @@ def capture_texts(
         features=features,
         before=_before(settings, source.spec),
         starts=starts,
-        attention=settings.solver in ("attention", "auto"),
+        attention=settings.solver == "auto" or weighs(settings.solver),
         progress=lambda tokens: progress("capture", tokens),
     )
     return replace(captured, left_out=sequences.left_out)

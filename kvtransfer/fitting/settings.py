@@ -2,17 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Literal, get_args
+from typing import Literal
 
 from kvtransfer.fitting.features import Features
 from kvtransfer.fitting.layers import Selection
 from kvtransfer.fitting.network_settings import NetworkSettings
-from kvtransfer.fitting.solvers import ClosedForm, Ridge, Scale, Solver, solver
+from kvtransfer.fitting.solvers import SOLVERS, Ridge, Scale, Solver, fields_of, solver
 
-SolverName = Literal["ridge", "headwise", "procrustes", "lowrank", "attention", "mlp", "auto"]
+SOLVER_NAMES = (*SOLVERS, "mlp", "auto")
 """Those in closed form; a network; or whatever held-out evidence prefers."""
-
-SOLVER_NAMES: tuple[SolverName, ...] = get_args(SolverName)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +23,8 @@ class FitSettings:
     """Tokens in a sequence; each is read from position 0."""
     layers: int | Literal["auto", "all"] = "auto"
     """Source layers that feed a target layer."""
-    solver: SolverName = "ridge"
+    solver: str = "ridge"
+    """One of :data:`SOLVER_NAMES`."""
     strength: float | None = None
     """Ridge strength; None to choose a relative one by held-out R²."""
     scale: Scale = "relative"
@@ -56,6 +55,8 @@ class FitSettings:
     """How to train, where the solver is ``mlp``."""
 
     def __post_init__(self) -> None:
+        if self.solver not in SOLVER_NAMES:
+            raise ValueError(f"no solver {self.solver!r}; there are {', '.join(SOLVER_NAMES)}")
         for name in ("tokens", "chunk", "batch", "first"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
@@ -71,10 +72,9 @@ class FitSettings:
             raise ValueError(f"start must be ≥ 0, got {self.start}")
         if self.solver == "mlp" and (self.rank is not None or self.gain != 1.0):
             raise ValueError("a network has no rank and no gain: leave both out with solver 'mlp'")
-        if self.rank is not None and self.solver in ("headwise", "procrustes"):
-            raise ValueError(
-                f"rank {self.rank} asked of {self.solver!r}, whose maps have the rank of a head"
-            )
+        ranked = self.solver in ("ridge", "auto") or "rank" in fields_of(self.solver)
+        if self.rank is not None and not ranked:
+            raise ValueError(f"rank {self.rank} asked of {self.solver!r}, which has none to set")
         if self.solver == "auto":
             self._require_free(
                 "layers", "strength", "rank", "gain", "selection", "features", "before"
@@ -91,7 +91,7 @@ class FitSettings:
             return Ridge(strength, self.scale)
         if self.solver == "lowrank" and self.rank is None:  # the strength is chosen before a rank
             return Ridge(strength, self.scale)
-        name: ClosedForm = "lowrank" if self.solver == "ridge" and self.rank else self.solver
+        name = "lowrank" if self.solver == "ridge" and self.rank else self.solver
         return solver(name, strength=strength, scale=self.scale, rank=self.rank)
 
     def _require_free(self, *names: str) -> None:

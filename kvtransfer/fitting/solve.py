@@ -17,7 +17,7 @@ from kvtransfer.fitting.layers import rank_layers
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.report import FitReport
 from kvtransfer.fitting.settings import FitSettings, Progress
-from kvtransfer.fitting.solvers import Damping, Ridge
+from kvtransfer.fitting.solvers import Damping, Ridge, weighs
 from kvtransfer.geometry.spec import same_tokens
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.report import Provenance
@@ -146,7 +146,7 @@ def _solve_layer(
             choice.target,
             before=choice.before,
             first=settings.first,
-            attention=settings.solver == "attention",
+            attention=weighs(settings.solver),
         )
         fitted = widen(_solved(posed, settings, strength), settings.gain, posed.fit)
         r2[kind] = posed.score(fitted)

@@ -4,7 +4,9 @@ Only what a checker may say before any weight is seen. When a model is loaded, i
 measured (:mod:`kvtransfer.hf.probe`): that fills the gaps here, and finds the mistakes.
 """
 
+from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
@@ -66,9 +68,11 @@ def is_encoder(architecture: str) -> bool:
     return architecture in MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 
-def is_language_model(architecture: str) -> bool:
-    """Whether transformers can run it as a causal language model, alone or under images."""
+def is_language_model(config: PreTrainedConfig) -> bool:
+    """Whether transformers can run it as a causal language model, alone or under images; so it can
+    with a model of yours that ``AutoModelForCausalLM.register`` has named."""
     return (
-        architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        or architecture in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+        config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        or config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+        or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
     )

@@ -128,7 +128,7 @@ def _decoder_spec(
             hint="kvtransfer reads decoder-only models: their cache is a prefix",
         )
     text = config.get_text_config(decoder=True)
-    if not is_language_model(config.model_type) and not is_language_model(text.model_type):
+    if not is_language_model(config) and not is_language_model(text):
         raise ValueError(f"transformers has no causal language model of type {text.model_type}")
     layers = layer_specs(text)
     return ModelSpec(

@@ -12,6 +12,7 @@ from kvtransfer.errors import UnderdeterminedFit
 from kvtransfer.fitting.affine import Affine, LowRank, PerHead, reduce_rank, through_means
 from kvtransfer.fitting.columns import EVERY_HEAD, Columns, Heads
 from kvtransfer.fitting.moments import Accumulator, Moments
+from kvtransfer.fitting.settings import FitSettings
 from kvtransfer.fitting.solvers import (
     SOLVERS,
     Attention,
@@ -21,6 +22,7 @@ from kvtransfer.fitting.solvers import (
     Ridge,
     Solver,
     solver,
+    weighs,
 )
 from kvtransfer.geometry.spec import LayerSpec, ModelSpec
 
@@ -447,3 +449,18 @@ def test_every_map_of_heads_stands_in_the_order_of_the_heads() -> None:
     assert isinstance(fitted, PerHead)
     assert fitted.reads.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert fitted.weight.shape == (HEADS, 4, WIDTH)
+
+
+def test_settings_name_a_solver_that_there_is_and_a_rank_that_it_has() -> None:
+    with pytest.raises(ValueError, match=r"no solver 'rigde'; there are ridge, headwise"):
+        FitSettings(solver="rigde")
+    for name in ("headwise", "procrustes"):
+        with pytest.raises(ValueError, match=rf"rank 3 asked of '{name}'"):
+            FitSettings(solver=name, rank=3)
+
+    assert FitSettings(solver="attention", rank=3).solver_of(0.5) == Attention(0.5, rank=3)
+
+
+def test_queries_are_gathered_for_the_one_that_weighs_by_them() -> None:
+    assert [name for name in SOLVERS if weighs(name)] == ["attention"]
+    assert not weighs("mlp")  # which is in no registry

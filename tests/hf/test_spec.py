@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase, T5Config
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerBase,
+    T5Config,
+)
 from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING
 
 from kvtransfer.errors import ModelNotFound, UnsupportedModel
@@ -356,3 +363,20 @@ def test_a_wrapped_model_has_the_spec_of_the_loaded_one(
     assert loaded.spec.layers == model.spec.layers
     assert loaded.spec.weights == wrap(loaded.module, loaded.tokenizer).spec.weights
     assert loaded.spec.name == str(pristine)
+
+
+def test_a_model_of_ones_own_is_read_once_transformers_knows_it() -> None:
+    class OwnConfig(LlamaConfig):
+        model_type = "one_of_our_own"
+
+    class Own(LlamaForCausalLM):
+        config_class = OwnConfig
+
+    with pytest.raises(UnsupportedModel, match="no causal language model of type one_of_our_own"):
+        spec_of(OwnConfig(), name="own")
+
+    AutoModelForCausalLM.register(OwnConfig, Own)
+
+    spec = spec_of(OwnConfig(num_hidden_layers=3), name="own")
+    assert kinds(spec) == ["full"] * 3
+    assert rotated(spec.layers[0]) == ("default", 10_000.0, 128, "unknown")

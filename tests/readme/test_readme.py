@@ -1,9 +1,6 @@
 """The README's code runs, and prints what the README says it prints."""
 
-import contextlib
-import io
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -11,46 +8,31 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parent.parent.parent / "README.md"
-BLOCK = re.compile(r"^```(python|console|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+from tests.pages import ROOT, Block, commands, run, snippets
 
-blocks = [(kind, body) for kind, body in BLOCK.findall(README.read_text(encoding="utf-8"))]
-snippets = [
-    (body, blocks[i + 1][1] if i + 1 < len(blocks) and blocks[i + 1][0] == "text" else None)
-    for i, (kind, body) in enumerate(blocks)
-    if kind == "python"
-]
-commands = [
-    line.removeprefix("$ ")
-    for kind, body in blocks
-    if kind == "console"
-    for line in body.replace("\\\n", " ").splitlines()
-    if line.startswith("$ kvtransfer ") and " demo" not in line
-]
+README = ROOT / "README.md"
+SNIPPETS = snippets(README)
+COMMANDS = [line for line in commands(README) if " demo" not in line]
 
 
 def test_the_readme_has_code() -> None:
-    assert snippets
-    assert commands
+    assert SNIPPETS
+    assert COMMANDS
 
 
-@pytest.mark.parametrize(("code", "printed"), snippets, ids=range(len(snippets)))
-def test_a_snippet_prints_what_the_readme_shows(
-    code: str, printed: str | None, tmp_path: Path
-) -> None:
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.chdir(tmp_path):
-        exec(compile(code, str(README), "exec"), {})
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
+def test_a_snippet_prints_what_the_readme_shows(snippet: Block, tmp_path: Path) -> None:
+    printed = run(snippet, README, tmp_path, {})
 
-    if printed is not None:
-        assert out.getvalue() == printed
+    if snippet.printed is not None:
+        assert printed == snippet.printed
 
 
 def test_the_commands_run_in_the_order_shown(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("The tide comes in twice a day. " * 200)
     guide = {"name": "harbour", "guide": "The tide comes in twice a day, and the harbour empties."}
     (tmp_path / "guides.jsonl").write_text(json.dumps(guide) + "\n")
-    for command in commands:
+    for command in COMMANDS:
         program = [sys.executable, "-m", "kvtransfer.cli.main", *shlex.split(command)[1:]]
         done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
         # Exit 1 without an error line is a report that is not true, such as a map that a short

@@ -1,9 +1,9 @@
-"""Closed-form fits: moments in, one map out. To add one: write it, name it in SOLVERS."""
+"""Closed-form fits: moments in, one map out. To add one: write the class, name it in EVERY."""
 
 from collections.abc import Mapping
 from dataclasses import fields
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from kvtransfer.fitting.affine import Linear
 from kvtransfer.fitting.columns import Heads
@@ -15,41 +15,51 @@ from kvtransfer.fitting.solvers.procrustes import Procrustes
 from kvtransfer.fitting.solvers.reduced_rank import ReducedRank
 from kvtransfer.fitting.solvers.ridge import Ridge
 
-ClosedForm = Literal["ridge", "headwise", "procrustes", "lowrank", "attention"]
-
 
 @runtime_checkable
 class Solver(Protocol):
-    """Anything that turns moments into a map. Its fields are its settings."""
+    """Anything that turns moments into a map: a frozen dataclass, whose fields are its settings.
+
+    Of its fields, ``strength``, ``scale`` and ``rank`` are filled from those of
+    :class:`~kvtransfer.fitting.settings.FitSettings`; others keep their defaults. Where it says
+    ``weighs = True``, the capture gathers the target's queries too, for ``heads.sees``.
+    """
+
+    name: ClassVar[str]
+    """What ``--solver`` calls it."""
 
     def solve(self, moments: Moments, heads: Heads) -> Linear:
         """The fitted map."""
         ...
 
 
-SOLVERS: Mapping[ClosedForm, type[Solver]] = MappingProxyType(
-    {
-        "ridge": Ridge,
-        "headwise": Headwise,
-        "procrustes": Procrustes,
-        "lowrank": ReducedRank,
-        "attention": Attention,
-    }
-)
+EVERY: tuple[type[Solver], ...] = (Ridge, Headwise, Procrustes, ReducedRank, Attention)
 """Every solver that needs nothing but moments."""
 
+SOLVERS: Mapping[str, type[Solver]] = MappingProxyType({each.name: each for each in EVERY})
+"""The same by name."""
 
-def solver(name: ClosedForm, **settings: Any) -> Solver:
+
+def solver(name: str, **settings: Any) -> Solver:
     """The named solver with those of ``settings`` that it has."""
-    kind = SOLVERS[name]
-    mine = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    return kind(**{key: value for key, value in settings.items() if key in mine})
+    return SOLVERS[name](**{key: settings[key] for key in settings.keys() & fields_of(name)})
+
+
+def fields_of(name: str) -> frozenset[str]:
+    """What can be set of the named solver; nothing where there is none in closed form."""
+    kind: Any = SOLVERS.get(name)
+    return frozenset() if kind is None else frozenset(each.name for each in fields(kind))
+
+
+def weighs(name: str) -> bool:
+    """Whether the named solver weighs errors by what the target's queries see of them."""
+    return bool(getattr(SOLVERS.get(name), "weighs", False))
 
 
 __all__ = [
+    "EVERY",
     "SOLVERS",
     "Attention",
-    "ClosedForm",
     "Damping",
     "Headwise",
     "Procrustes",
@@ -57,5 +67,7 @@ __all__ = [
     "Ridge",
     "Scale",
     "Solver",
+    "fields_of",
     "solver",
+    "weighs",
 ]

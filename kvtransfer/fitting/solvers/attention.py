@@ -1,6 +1,7 @@
 """Errors weighed by what the target's queries can see of them."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -24,6 +25,9 @@ class Attention:
         scale: Likewise.
         rank: At most this; None for any.
     """
+
+    name: ClassVar[str] = "attention"
+    weighs: ClassVar[bool] = True
 
     strength: float = 1e-3
     scale: Scale = "relative"

@@ -1,6 +1,7 @@
 """Head to head: target head h reads source head h of the chosen layers, and no other."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kvtransfer.fitting.affine import PerHead
 from kvtransfer.fitting.columns import Heads
@@ -18,6 +19,8 @@ class Headwise:
         strength: As :class:`~kvtransfer.fitting.solvers.ridge.Ridge`'s.
         scale: Likewise.
     """
+
+    name: ClassVar[str] = "headwise"
 
     strength: float = 1e-3
     scale: Scale = "relative"

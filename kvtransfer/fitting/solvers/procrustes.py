@@ -1,6 +1,7 @@
 """Orthogonal Procrustes (Schönemann 1966): head to head, a rotation and one scale."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -20,6 +21,8 @@ class Procrustes:
     Attributes:
         scaled: Whether s is that of least squares, s = tr(Σ) / tr(WᵀXᵀXW); else it is one.
     """
+
+    name: ClassVar[str] = "procrustes"
 
     scaled: bool = True
 

@@ -1,6 +1,7 @@
 """Reduced-rank regression (Izenman 1975): the best map of a given rank."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kvtransfer.fitting.affine import LowRank, reduce_rank
 from kvtransfer.fitting.columns import Heads
@@ -18,6 +19,8 @@ class ReducedRank:
         strength: As :class:`~kvtransfer.fitting.solvers.ridge.Ridge`'s.
         scale: Likewise.
     """
+
+    name: ClassVar[str] = "lowrank"
 
     rank: int
     strength: float = 1e-3

@@ -1,6 +1,7 @@
 """Ridge regression, the recipe of Heo et al. (arXiv:2608.03893)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -19,6 +20,8 @@ class Ridge:
         scale: Whether that is relative to the mean diagonal of XᵀX; see
             :class:`kvtransfer.fitting.solvers.damped.Damping`.
     """
+
+    name: ClassVar[str] = "ridge"
 
     strength: float = 1e-3
     scale: Scale = "relative"
