@@ -1,6 +1,7 @@
 """Evaluate a mapping: text, guides, or both, under every condition."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,13 @@ from jaxtyping import Int
 from torch import Tensor
 
 from kvtransfer.errors import TextError
-from kvtransfer.evaluation.conditions import CONDITIONS, REPAIRABLE, USUAL, Pair
+from kvtransfer.evaluation.conditions import CONDITIONS, REPAIRABLE, USUAL, Pair, in_order
 from kvtransfer.evaluation.curve import checked_shares, condition_of
 from kvtransfer.evaluation.edits import edits_of
 from kvtransfer.evaluation.guide_items import evaluate_guides
 from kvtransfer.evaluation.report import EvalReport
 from kvtransfer.evaluation.text import evaluate_text
-from kvtransfer.fitting.chunks import chunks
+from kvtransfer.fitting.chunks import chunks, one_stream
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.guides.guide import Guide
 from kvtransfer.guides.pack import GuidePack
@@ -44,6 +45,7 @@ def evaluate(
     prefix: int = 256,
     continuation: int = 256,
     items: int = 32,
+    stream: bool = False,
     allow_fingerprint_mismatch: bool = False,
     progress: Callable[[str], None] = lambda part: None,
 ) -> EvalReport:
@@ -69,6 +71,8 @@ def evaluate(
         prefix: Tokens of each text item that are hidden (the last of them is run live).
         continuation: Tokens of each text item that are scored.
         items: Text items at most.
+        stream: Whether documents are joined by blank lines to one text first, as the paper's
+            protocol has it, rather than put end to end.
         allow_fingerprint_mismatch: Use mappings that were fitted on other weights of these shapes;
             the report says so.
         progress: Told ``text`` or ``guides`` after each item of it.
@@ -90,7 +94,7 @@ def evaluate(
     asked_for = [name for name in conditions if name not in edits]
     asked_for += [base for base, _ in edits.values() if base in CONDITIONS]
     asked_for += [repair] if shares else []
-    names = (*_names(asked_for), *edits, *repairs, *rivals)
+    names = (*in_order(asked_for), *edits, *repairs, *rivals)
     if prefix < 2 or continuation < 1 or items < 1:
         raise ValueError(f"{prefix=}, {continuation=}, {items=}: at least 2, 1 and 1 are needed")
     if texts is None and guides is None:
@@ -111,16 +115,21 @@ def evaluate(
     text = asked = None
     passed: tuple[str, ...] = ()
     if texts is not None:
+        texts = one_stream(texts) if stream else texts
         cut = chunks(texts, target.encode, length=prefix + continuation, opening=target.opening)
         readable = Alignable(source, target, cut, hidden=prefix - 1)
-        sequences = _at_least_one(islice(readable, items))
+        whole = iter(readable)
+        sequences = _at_least_one(islice(whole, items))
+        if stream and next(whole, None) is not None:
+            passed = (f"the text has more chunks than the first {items} that were scored",)
         if readable.left_out:
-            passed = (
+            passed += (
                 f"{readable.left_out} text items were left out: no text has their hidden ids",
             )
         text = evaluate_text(
             pair, sequences, names, prefix=prefix, progress=lambda: progress("text")
         )
+        text = replace(text, stream=stream)
     if guides is not None:
         if not guides:
             raise TextError("there are no guides to evaluate on", hint="give at least one guide")
@@ -141,13 +150,6 @@ def evaluate(
     )
 
 
-def _names(conditions: Iterable[str]) -> tuple[str, ...]:
-    asked = set(conditions)
-    if unknown := sorted(asked - set(CONDITIONS)):
-        raise ValueError(f"no condition {', '.join(unknown)}; there are {', '.join(CONDITIONS)}")
-    return tuple(name for name in CONDITIONS if name in asked | {"none", "own"})
-
-
 def _at_least_one(sequences: Iterable[Int[Tensor, " t"]]) -> list[Int[Tensor, " t"]]:
     found = list(sequences)
     if not found:
@@ -156,7 +158,7 @@ def _at_least_one(sequences: Iterable[Int[Tensor, " t"]]) -> list[Int[Tensor, " 
 
 
 def bare(source: LanguageModel, target: LanguageModel, mapping: KVMapping | None) -> EvalReport:
-    """A report without text and guides, for what is measured beside them."""
+    """A report without text and guides, for parts to be added to."""
     return EvalReport(
         source=source.spec.name,
         target=target.spec.name,
