@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from kvtransfer.cli.console import AsJson, Device, Dtype, Source, Target, bars, foreseen, show
+from kvtransfer.cli.gate import GateOption, named_gate, probed
 from kvtransfer.cli.vectors import Vectors, named_vectors
 
 
@@ -62,6 +63,7 @@ def evaluate(
             help="Use a mapping fitted on other weights of the same shapes; the report says so.",
         ),
     ] = False,
+    gate: GateOption = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write report.json and report.txt to.")
     ] = None,
@@ -72,12 +74,14 @@ def evaluate(
     """Measure what a transferred prefix is worth to TARGET, beside every honest baseline.
 
     Text: held-out continuations are scored after a hidden prefix. Guides: questions are asked that
-    only a hidden guide can answer. Exit 1 if the mapped prefix does not beat every control.
+    only a hidden guide can answer. Exit 1 if the mapped prefix does not beat every control. What a
+    gate would have said stands beside it, and changes nothing of that.
     """
     with foreseen():
         from kvtransfer.evaluation.conditions import USUAL
         from kvtransfer.evaluation.evaluate import BUILTIN_GUIDES
         from kvtransfer.evaluation.evaluate import evaluate as run
+        from kvtransfer.evaluation.gated import gated
         from kvtransfer.fitting.mapping import KVMapping
         from kvtransfer.fitting.texts import builtin, read_all
         from kvtransfer.guides.guide import read_guides
@@ -88,6 +92,7 @@ def evaluate(
         from kvtransfer.steering.expression import entries
 
         quiet()
+        asked_gate = named_gate(gate)
         names = USUAL if conditions is None else tuple(entries(conditions))
         shares = _shares(recompute)
         if max_guides is not None and max_guides < 1:
@@ -106,6 +111,7 @@ def evaluate(
         fitted = None if mapping is None else KVMapping.from_pretrained(mapping)
         vectors = named_vectors(vector)
         models = load(source, dtype=dtype, device=device), load(target, dtype=dtype, device=device)
+        score, texts = probed(asked_gate, *models, texts)
         questions = sum(len(guide.items) for guide in asked or ())
         with bars(text=items if texts is not None else 0, guides=questions) as advance:
             report = run(
@@ -124,6 +130,8 @@ def evaluate(
                 allow_fingerprint_mismatch=allow_fingerprint_mismatch,
                 progress=lambda part: advance(part, 1),
             )
+        if fitted is not None:
+            report = gated(report, fitted, asked_gate, probe=score)
         if out is not None:
             write_report(report, out)
         show(report, report.to_json() if as_json else None)
