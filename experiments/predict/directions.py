@@ -14,6 +14,8 @@ DIRECTIONS: tuple[tuple[str, str, str], ...] = (
     ("tiny-noised", "tiny-6l", "noised"),
     ("tiny-4l", "tiny-noised", "noised"),
     ("tiny-6l", "tiny-untrained", "untrained"),
+    ("tiny-noised-more", "tiny-6l", "noised"),
+    ("tiny-noised-most", "tiny-6l", "noised"),
     ("24l", "smollm2-135m", "healed"),
     ("smollm2-135m", "24l", "healed"),
     ("telegram", "smollm2-135m", "fine-tuned"),

@@ -113,6 +113,8 @@ MODELS: Mapping[str, Callable[[], LanguageModel]] = {
     "tiny-6l": lambda: base("tiny-6l"),
     "tiny-untrained": lambda: untrained("tiny-untrained", "tiny-6l"),
     "tiny-noised": lambda: noised("tiny-noised", "tiny-6l", 0.5),
+    "tiny-noised-more": lambda: noised("tiny-noised-more", "tiny-6l", 1.5),
+    "tiny-noised-most": lambda: noised("tiny-noised-most", "tiny-6l", 3.0),
     "tiny-broken": lambda: broken("tiny-broken", "tiny-6l"),
     "tiny-twin": lambda: twin("tiny-twin", "tiny-6l"),
 }

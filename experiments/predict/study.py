@@ -8,6 +8,9 @@ Writes results/SOURCE-to-TARGET.json, one a direction; those that are there are 
 import argparse
 import json
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +20,14 @@ from torch import Tensor
 from experiments.predict.directions import DIRECTIONS
 from experiments.predict.models import MODELS
 from kvtransfer import FitSettings, KVMapping, LanguageModel, evaluate
-from kvtransfer.fitting.capture import Capture
+from kvtransfer.fitting.chunks import chunks
 from kvtransfer.fitting.diagnose import diagnose
 from kvtransfer.fitting.fit import capture_texts
 from kvtransfer.fitting.probe import probe
 from kvtransfer.fitting.solve import fit_captured
 from kvtransfer.fitting.texts import builtin
 from kvtransfer.fitting.transfer import mapped
-from kvtransfer.hf.aligned import alignable_start, read_aligned
+from kvtransfer.hf.aligned import Alignable, alignable_start, read_aligned
 from kvtransfer.hf.attention import attention_outputs
 from kvtransfer.hf.quiet import quiet
 from kvtransfer.hf.run import prefill, score
@@ -32,29 +35,51 @@ from kvtransfer.measures.agreement import cosine, kl
 from kvtransfer.report import Provenance
 
 RESULTS = Path(__file__).parent / "results"
-SETTINGS = FitSettings(tokens=4_096, chunk=256, layers=4, batch=8, products="float32")
-WINDOWS = 6
-PREFIX, CONTINUATION = 256, 64
-ITEMS = {"tiny": 64, "smollm2": 16}
-"""Text items, by the size of the target: the tiny ones get little from a prefix, so that more are
-needed."""
+WINDOWS, WINDOW = 4, 256
 
 
-def measured(source: LanguageModel, target: LanguageModel, items: int) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How much is read; the larger a model, the less, and one direction takes a minute or so."""
+
+    tokens: int
+    layers: int
+    items: int
+    prefix: int
+    continuation: int = 64
+
+    def settings(self) -> FitSettings:
+        """The command's defaults but for these."""
+        return FitSettings(
+            tokens=self.tokens, chunk=WINDOW, layers=self.layers, batch=8, products="float32"
+        )
+
+
+SIZES = {
+    "tiny": Size(tokens=4_096, layers=4, items=64, prefix=256),
+    "smollm2": Size(tokens=2_048, layers=2, items=16, prefix=128),
+}
+"""By the target. The tiny ones get little from a prefix, so that more items are needed."""
+
+
+def measured(source: LanguageModel, target: LanguageModel, size: Size) -> dict[str, Any]:
     """Fit, look, probe, and evaluate."""
     began = time.perf_counter()
-    captured = capture_texts(source, target, builtin("fit"), SETTINGS)
-    report = fit_captured(captured, source, target, SETTINGS)
+    captured = capture_texts(source, target, builtin("fit"), size.settings())
+    report = fit_captured(captured, source, target, size.settings())
     fitted = time.perf_counter()
-    seen = looked(report.mapping, captured, source, target)
+    unread = builtin("fit")[::-1]  # the fit read the other end
+    more = chunks(unread, target.encode, length=WINDOW, opening=target.opening)
+    windows = (*captured.windows, *islice(Alignable(source, target, more), WINDOWS))[:WINDOWS]
+    seen = looked(report.mapping, windows, source, target)
     found = diagnose(
         report.mapping,
         source,
         target,
-        builtin("fit")[::-1],  # the fit read the other end
+        unread,
         prefix=128,
         continuation=32,
-        items=3,
+        items=2,
     )
     probed = probe(source, target, builtin("heldout"), tokens=512)
     looked_at = time.perf_counter()
@@ -64,9 +89,9 @@ def measured(source: LanguageModel, target: LanguageModel, items: int) -> dict[s
         report.mapping,
         texts=builtin("heldout"),
         conditions=("mapped",),
-        prefix=PREFIX,
-        continuation=CONTINUATION,
-        items=items,
+        prefix=size.prefix,
+        continuation=size.continuation,
+        items=size.items,
     ).text
     assert text is not None
     return {
@@ -78,9 +103,8 @@ def measured(source: LanguageModel, target: LanguageModel, items: int) -> dict[s
         },
         "seen": seen,
         "concentration": {
-            kind: [getattr(layer, who).mean(f"{kind}_concentration") for layer in found.layers]
+            kind: [layer.mapped.mean(f"{kind}_concentration") for layer in found.layers]
             for kind in ("key", "value")
-            for who in ("mapped",)
         },
         "probe": probed.score.to_dict(),
         "probe_verdict": probed.verdict,
@@ -93,12 +117,12 @@ def measured(source: LanguageModel, target: LanguageModel, items: int) -> dict[s
             "look": round(looked_at - fitted, 1),
             "text": round(time.perf_counter() - looked_at, 1),
         },
-        "provenance": Provenance.here(seed=SETTINGS.seed).to_dict(),
+        "provenance": Provenance.here(seed=size.settings().seed).to_dict(),
     }
 
 
 def looked(
-    mapping: KVMapping, captured: Capture, source: LanguageModel, target: LanguageModel
+    mapping: KVMapping, windows: Iterable[Tensor], source: LanguageModel, target: LanguageModel
 ) -> dict[str, Any]:
     """What the target's attention, and the target, make of held-out windows of the fit's text.
 
@@ -106,7 +130,7 @@ def looked(
     squared error in units of the mean row. Per window: KL to own, and that of no prefix.
     """
     rows: dict[str, list[Tensor]] = {}
-    for ids in captured.windows[:WINDOWS]:
+    for ids in windows:
         half = alignable_start(source, target, ids, at_most=len(ids) // 2)
         hidden, live = ids[None].split([half, len(ids) - half], dim=1)
         cache, own = read_aligned(source, target, hidden), prefill(target, hidden)
@@ -150,8 +174,8 @@ def main() -> None:
         path = RESULTS / f"{name}.json"
         if path.exists() or asked.only not in name:
             continue
-        items = ITEMS["tiny" if target.startswith("tiny") else "smollm2"]
-        found = measured(MODELS[source](), MODELS[target](), items)
+        size = SIZES["tiny" if target.startswith("tiny") else "smollm2"]
+        found = measured(MODELS[source](), MODELS[target](), size)
         head = {"source": source, "target": target, "family": family}
         part = path.with_suffix(".part")
         part.write_text(json.dumps(head | found, indent=1) + "\n", encoding="utf-8")

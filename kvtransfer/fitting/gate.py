@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.seen import CONTROL, COSINE
@@ -75,10 +75,11 @@ class Gate:
         if text.strip() == OFF:
             return None
         name, equals, number = text.rpartition("=")
-        measure = name.strip() if equals else cls().measure
-        if measure not in get_args(Measure):
+        asked = name.strip() if equals else cls().measure
+        measure = next((each for each in MEASURES if each == asked), None)
+        if measure is None:
             raise ValueError(
-                f"--gate {text!r}: no gate looks at {measure!r}; one of {', '.join(MEASURES)}"
+                f"--gate {text!r}: no gate looks at {asked!r}; one of {', '.join(MEASURES)}"
             )
         try:
             threshold = float(number)

@@ -1,5 +1,7 @@
 """The statistics of what predicts transfer are scipy's and scikit-learn's."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -31,12 +33,15 @@ def test_ranks_are_scipys_on_every_row() -> None:
 @pytest.mark.parametrize("kind", ["pearson", "spearman"])
 def test_an_interval_of_a_correlation_is_scipys_percentile_bootstrap(kind: str) -> None:
     correlation = getattr(association, kind)
-    of_scipy = {"pearson": stats.pearsonr, "spearman": stats.spearmanr}[kind]
+    theirs_of: dict[str, Any] = {"pearson": stats.pearsonr, "spearman": stats.spearmanr}
+
+    def statistic(x: Column, y: Column) -> float:
+        return float(theirs_of[kind](x, y).statistic)
 
     found = association.correlated(correlation, X, Y)
     theirs = stats.bootstrap(
         (X, Y),
-        lambda x, y: of_scipy(x, y).statistic,
+        statistic,
         paired=True,
         vectorized=False,
         n_resamples=2_000,
