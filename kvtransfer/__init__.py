@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from kvtransfer.evaluation.evaluate import evaluate
     from kvtransfer.fitting.diagnose import diagnose
     from kvtransfer.fitting.fit import fit
+    from kvtransfer.fitting.gate import Gate
     from kvtransfer.fitting.mapping import KVMapping
     from kvtransfer.fitting.probe import probe
     from kvtransfer.fitting.refine import refine
@@ -66,6 +67,7 @@ HOMES = {
     "CacheVector": "steering.vector",
     "FitSettings": "fitting.settings",
     "ForgetRotation": "steering.interventions.forget",
+    "Gate": "fitting.gate",
     "GuidePack": "guides.pack",
     "Interpolate": "steering.interventions.interpolate",
     "KVCache": "geometry.cache",
@@ -125,6 +127,7 @@ __all__ = [
     "CacheVector",
     "FitSettings",
     "ForgetRotation",
+    "Gate",
     "GuidePack",
     "Interpolate",
     "KVCache",

@@ -52,6 +52,11 @@ def say(message: str, hint: str | None) -> None:
         print(f"hint: {' '.join(hint.split())}", file=sys.stderr)
 
 
+def warn(message: str) -> None:
+    """Print a line that whoever reads the result has to know; the result stands."""
+    print(f"warning: {' '.join(message.split())}", file=sys.stderr)
+
+
 def show(report: object, document: str | None) -> None:
     """Print the JSON document if there is one, else the report as a table."""
     if document is not None:

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from kvtransfer.cli.console import AsJson, Device, Dtype, bars, foreseen, show
+from kvtransfer.cli.console import AsJson, Device, Dtype, bars, foreseen, show, warn
+from kvtransfer.cli.gate import GateOption, named_gate
 from kvtransfer.cli.vectors import Vectors, named_vectors
 
 app = typer.Typer(
@@ -80,6 +81,7 @@ def transfer(
         typer.Option(help="The mapping's target; needed where the mapping starts with its layers."),
     ] = None,
     device: Device = "cpu",
+    gate: GateOption = None,
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -90,7 +92,8 @@ def transfer(
 ) -> None:
     """Make a pack of one model into a pack for another, through a mapping.
 
-    Neither model reads the guides.
+    Neither model reads the guides. A mapping below the gate, by what was recorded when it was
+    fitted, is warned of, and the pack is written all the same.
     """
     with foreseen():
         from kvtransfer.fitting.mapping import KVMapping
@@ -98,8 +101,10 @@ def transfer(
         from kvtransfer.guides.pack import GuidePack
         from kvtransfer.hf.model import load
         from kvtransfer.hf.quiet import quiet
+        from kvtransfer.report import to_json
 
         quiet()
+        asked_gate = named_gate(gate)
         shelf.refuse_foreign(out)
         found = GuidePack.from_pretrained(pack)
         fitted = KVMapping.from_pretrained(mapping)
@@ -117,7 +122,13 @@ def transfer(
                 into=out,
                 progress=lambda tokens: advance("map", 1),
             )
-        show(made, made.to_json() if as_json else None)
+        document = made.to_dict()
+        if asked_gate is not None:
+            judgement = asked_gate.of(fitted)
+            document["gate"] = judgement.to_dict()
+            if judgement.below is not False:
+                warn(judgement.said())
+        show(made, to_json(document) if as_json else None)
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """Fit a mapping: both models read a text once, and a map is solved from what they cached."""
 
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import tee
@@ -16,6 +17,7 @@ from kvtransfer.fitting.neural import add_networks
 from kvtransfer.fitting.plan import BEFORE
 from kvtransfer.fitting.report import FitReport
 from kvtransfer.fitting.rows import require_room
+from kvtransfer.fitting.seen import seen
 from kvtransfer.fitting.settings import FitSettings, Progress
 from kvtransfer.fitting.solve import fit_captured
 from kvtransfer.fitting.solvers import weighs
@@ -64,7 +66,7 @@ def fit(
         return _fit_networks(source, target, texts, settings, progress)
     captured = capture_texts(source, target, texts, settings, progress=progress)
     if settings.solver == "auto":
-        return choose_map(
+        report = choose_map(
             captured,
             source,
             target,
@@ -73,7 +75,9 @@ def fit(
             storage=storage,
             progress=progress,
         )
-    return fit_captured(captured, source, target, settings, progress=progress)
+    else:
+        report = fit_captured(captured, source, target, settings, progress=progress)
+    return _looked_at(report, captured, source, target)
 
 
 def _fit_networks(
@@ -96,7 +100,7 @@ def _fit_networks(
     texts, again = tee(texts)  # some can be read once only; no more is kept than was read
     captured = capture_texts(source, target, texts, settings, progress=progress)
     linear = replace(settings, solver="ridge")
-    return add_networks(
+    report = add_networks(
         fit_captured(captured, source, target, linear, progress=progress),
         captured,
         source,
@@ -106,6 +110,20 @@ def _fit_networks(
         tokens=settings.tokens,
         batch=settings.batch,
         progress=progress,
+    )
+    return _looked_at(report, captured, source, target)
+
+
+def _looked_at(
+    report: FitReport, captured: Capture, source: LanguageModel, target: LanguageModel
+) -> FitReport:
+    """The same report, its mapping with what the target's attention makes of it."""
+    began = time.perf_counter()
+    found = seen(report.mapping, source, target, captured.windows)
+    return replace(
+        report,
+        mapping=replace(report.mapping, quality={**report.mapping.quality, **found}),
+        seconds=report.seconds | {"look": time.perf_counter() - began},
     )
 
 

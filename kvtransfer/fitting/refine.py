@@ -27,6 +27,7 @@ from kvtransfer.fitting.features import KINDS, flat, state_rows
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.refine_report import Judgement, RefineReport
 from kvtransfer.fitting.refine_settings import RefineSettings
+from kvtransfer.fitting.seen import seen
 from kvtransfer.fitting.transfer import mapped
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.hf.aligned import Alignable, read_aligned
@@ -114,7 +115,8 @@ def refine(
         mapping=replace(
             kept,
             settings={**mapping.settings, "refine": asdict(settings) | {"kept_step": best.step}},
-            quality=_quality(mapping.quality, history[0], best),
+            quality=_quality(mapping.quality, history[0], best)
+            | seen(kept, source, target, [ids[0] for ids in judging]),
         ),
         history=tuple(history),
         best=best,
@@ -123,7 +125,7 @@ def refine(
 
 
 def _quality(before: Mapping[str, Any], first: Judgement, best: Judgement) -> dict[str, Any]:
-    """What a card says: R² is of the maps as they came, KL of both."""
+    """What a card says: what was known is of the maps as they came, KL of both."""
     suffix = ", before refining"
     return {name if name.endswith(suffix) else name + suffix: x for name, x in before.items()} | {
         f"held-out KL to own{suffix}": round(first.kl, 4),

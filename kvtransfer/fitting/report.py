@@ -86,6 +86,7 @@ class FitReport:
                 }
                 for layer in self.layers
             ],
+            "quality": dict(self.mapping.quality),
             "seconds": self.seconds,
             "chunks_left_out": self.left_out,
             "bytes": size,

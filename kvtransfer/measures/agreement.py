@@ -3,9 +3,15 @@
 All of it in float32 and in nats, one number a token.
 """
 
+from typing import TypeVar
+
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
+
+Number = TypeVar("Number", float, NDArray[np.float64])
 
 
 def nll(logits: Float[Tensor, "t v"], ids: Int[Tensor, " t"]) -> Float[Tensor, " t"]:
@@ -28,3 +34,12 @@ def top1_agreement(own: Float[Tensor, "t v"], other: Float[Tensor, "t v"]) -> Bo
 def cosine(a: Float[Tensor, "*shape d"], b: Float[Tensor, "*shape d"]) -> Float[Tensor, "*shape"]:
     """Cosine of the angle along the last axis; 0 where either is zero."""
     return torch.nn.functional.cosine_similarity(a, b, dim=-1)
+
+
+def cosine_gain(cosine: Number, control: Number) -> Number:
+    """What a cosine is above its control's, as a share of what that lacks to 1.
+
+    0 where it is no better, 1 where it is exact. A control near 1 leaves little to gain, and makes
+    of a small difference what it is there.
+    """
+    return (cosine - control) / (1 - control)

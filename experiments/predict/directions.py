@@ -1,0 +1,42 @@
+"""The pair-directions of the study, each with its family.
+
+A family is one way in which two models can differ; directions of one family are not independent.
+"""
+
+DIRECTIONS: tuple[tuple[str, str, str], ...] = (
+    ("tiny-4l", "tiny-6l", "other seed"),
+    ("tiny-6l", "tiny-4l", "other seed"),
+    ("tiny-untrained", "tiny-6l", "untrained"),
+    ("tiny-untrained", "tiny-4l", "untrained"),
+    ("tiny-6l", "tiny-twin", "permuted"),
+    ("tiny-broken", "tiny-6l", "permuted"),
+    ("tiny-6l", "tiny-broken", "permuted"),
+    ("tiny-noised", "tiny-6l", "noised"),
+    ("tiny-4l", "tiny-noised", "noised"),
+    ("tiny-6l", "tiny-untrained", "untrained"),
+    ("tiny-noised-more", "tiny-6l", "noised"),
+    ("tiny-noised-most", "tiny-6l", "noised"),
+    ("24l", "smollm2-135m", "healed"),
+    ("smollm2-135m", "24l", "healed"),
+    ("telegram", "smollm2-135m", "fine-tuned"),
+    ("20l", "smollm2-135m", "shortened"),
+    ("untrained", "smollm2-135m", "untrained"),
+    ("noised", "smollm2-135m", "noised"),
+    ("broken", "smollm2-135m", "permuted"),
+    ("tiny-6l", "smollm2-135m", "other tokenizer"),
+    ("smollm2-135m", "telegram", "fine-tuned"),
+    ("24l-unhealed", "smollm2-135m", "shortened"),
+    ("17l", "smollm2-135m", "shortened"),
+    ("noised-more", "smollm2-135m", "noised"),
+    ("smollm2-135m", "20l", "shortened"),
+    ("24l-half-healed", "smollm2-135m", "healed"),
+    ("smollm2-135m", "twin", "permuted"),
+    ("smollm2-135m", "tiny-6l", "other tokenizer"),
+    ("telegram-gentle", "smollm2-135m", "fine-tuned"),
+    ("smollm2-135m", "noised", "noised"),
+    ("24l", "telegram", "fine-tuned"),
+    ("28l", "smollm2-135m", "shortened"),
+    ("smollm2-135m", "broken", "permuted"),
+)
+"""Source, target, family; the varied ones first, so that a study that is cut short is no worse than
+a smaller one."""

@@ -1,0 +1,44 @@
+"""--gate: what a mapping must reach, or be said not to."""
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from kvtransfer.fitting.gate import Gate
+    from kvtransfer.hf.model import LanguageModel
+
+GateOption = Annotated[
+    str | None,
+    typer.Option(
+        help="What a mapping must reach, or 'below the gate' is said: a number for the usual "
+        "measure, MEASURE=NUMBER (cosine-gain, cosine, r2-keys, r2-values, probe), or 'none'."
+    ),
+]
+
+
+def named_gate(given: str | None) -> "Gate | None":
+    """What --gate asks for.
+
+    Raises:
+        ValueError: it is no gate.
+    """
+    from kvtransfer.fitting.gate import Gate
+
+    return Gate() if given is None else Gate.parse(given)
+
+
+def probed(
+    gate: "Gate | None",
+    source: "LanguageModel",
+    target: "LanguageModel",
+    texts: Iterable[str] | None,
+) -> tuple[Callable[[], float] | None, Iterable[str] | None]:
+    """What probes this pair on ``texts``, where the gate looks at that, and the texts as given."""
+    if gate is None or gate.measure != "probe" or texts is None:
+        return None, texts
+    from kvtransfer.fitting.probe import probe
+
+    kept = list(texts)
+    return lambda: probe(source, target, kept).score.value, kept
