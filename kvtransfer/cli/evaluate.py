@@ -1,12 +1,28 @@
 """kvtransfer eval SOURCE TARGET --mapping DIR"""
 
-from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from kvtransfer.cli.console import AsJson, Device, Dtype, Source, Target, bars, foreseen, show
+from kvtransfer.cli.gate import GateOption, named_gate, probed
+from kvtransfer.cli.measures import Asked, Measure
+from kvtransfer.cli.page import put_page, twice
+from kvtransfer.cli.protocols import (
+    Continuation,
+    Domains,
+    Lengths,
+    Prefix,
+    Protocol,
+    ProtocolMeasure,
+    Rivals,
+    named_mappings,
+    size,
+)
+from kvtransfer.cli.tasks import BatchSize, IncludePath, Limit, Shots, TaskMeasure, Tasks
+from kvtransfer.cli.turns import Back, Bound, TurnMeasure, Turns, TurnTokens
 from kvtransfer.cli.vectors import Vectors, named_vectors
 
 
@@ -27,20 +43,11 @@ def evaluate(
         str | None,
         typer.Option(help="Guide file (.jsonl), 'builtin', or 'none' to leave guides out."),
     ] = None,
-    tasks: Annotated[
-        str | None,
-        typer.Option(help="lm-eval's tasks, comma-separated, such as kvtransfer_guides,arc_easy."),
-    ] = None,
-    include_path: Annotated[
-        Path | None, typer.Option(help="Folder with tasks of yours, a .yaml file each.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(help="Items of each task at most.")] = None,
-    shots: Annotated[
-        int | None, typer.Option(help="Examples before each question of a task, if not its own.")
-    ] = None,
-    batch_size: Annotated[
-        str, typer.Option(help="Answers of a task that are run at a time, or 'auto'.")
-    ] = "auto",
+    tasks: Tasks = None,
+    include_path: IncludePath = None,
+    limit: Limit = None,
+    shots: Shots = None,
+    batch_size: BatchSize = "auto",
     conditions: Annotated[
         str | None,
         typer.Option(
@@ -61,13 +68,21 @@ def evaluate(
             "TARGET's own, its second half read apart."
         ),
     ] = "mapped",
+    turns: Turns = None,
+    back: Back = None,
+    turn_tokens: TurnTokens = 64,
+    bound: Bound = 0.1,
     pack: Annotated[
         str | None,
         typer.Option(help="A pack of the guides for TARGET, measured as one more condition."),
     ] = None,
-    prefix: Annotated[int, typer.Option(help="Tokens of each text item that are hidden.")] = 256,
-    continuation: Annotated[int, typer.Option(help="Tokens that are scored after it.")] = 256,
+    prefix: Prefix = None,
+    continuation: Continuation = None,
     items: Annotated[int, typer.Option(help="Text items at most.")] = 32,
+    protocol: Protocol = None,
+    lengths: Lengths = None,
+    domain: Domains = None,
+    rival: Rivals = None,
     max_guides: Annotated[int | None, typer.Option(help="Guides at most.")] = None,
     allow_fingerprint_mismatch: Annotated[
         bool,
@@ -76,8 +91,13 @@ def evaluate(
             help="Use a mapping fitted on other weights of the same shapes; the report says so.",
         ),
     ] = False,
+    gate: GateOption = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write report.json and report.txt to.")
+    ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option("--report", help="File to write a page to, to be opened in a browser."),
     ] = None,
     device: Device = "cpu",
     dtype: Dtype = None,
@@ -86,18 +106,18 @@ def evaluate(
     """Measure what a transferred prefix is worth to TARGET, beside every honest baseline.
 
     Text: held-out continuations are scored after a hidden prefix. Guides: questions are asked that
-    only a hidden guide can answer. Tasks: lm-eval's, all of a context but its last token hidden;
-    text and guides are then left out unless they are named. Exit 1 if the mapped prefix does not
-    beat every control.
+    only a hidden guide can answer. Both are left out beside --tasks, --turns and the protocols
+    lengths and domains, unless they are named. Exit 1 if the mapped prefix does not beat every
+    control. What a gate would have said stands beside it, and changes nothing of that.
     """
     with foreseen():
         from kvtransfer.evaluation.conditions import USUAL
         from kvtransfer.evaluation.evaluate import BUILTIN_GUIDES, bare
         from kvtransfer.evaluation.evaluate import evaluate as run
-        from kvtransfer.evaluation.harness.measure import CONDITIONS, measure_tasks
-        from kvtransfer.evaluation.harness.tasks import find
+        from kvtransfer.evaluation.gated import gated
+        from kvtransfer.evaluation.page.place import check_place
         from kvtransfer.fitting.mapping import KVMapping
-        from kvtransfer.fitting.texts import builtin, read_all
+        from kvtransfer.fitting.texts import held_out
         from kvtransfer.guides.guide import read_guides
         from kvtransfer.guides.pack import GuidePack
         from kvtransfer.hf.model import load
@@ -106,68 +126,98 @@ def evaluate(
         from kvtransfer.steering.expression import entries
 
         quiet()
-        names = USUAL if conditions is None else tuple(entries(conditions))
+        # All that can be said to be wrong is said before models are loaded.
+        asked_gate = named_gate(gate)
+        names = None if conditions is None else tuple(entries(conditions))
         shares = _shares(recompute)
         if max_guides is not None and max_guides < 1:
             raise ValueError(f"--max-guides is a positive number, not {max_guides}")
         if out is not None and out.exists() and not out.is_dir():
             raise ValueError(f"--out {out} is a file; name a folder")
-        if tasks is not None:  # what is not named is not measured beside them
-            text, guides = text or "none", guides or "none"
-        elif (include_path, limit, shots) != (None, None, None):
-            raise ValueError("--include-path, --limit and --shots are about --tasks")
-        texts: Iterable[str] | None = None
-        if text != "none":
-            texts = builtin("heldout") if text in (None, "builtin") else read_all([text])
-        asked = None
-        if guides != "none":
+        if page is not None:
+            check_place(page)
+        how = ProtocolMeasure.asked(
+            protocol, text=text, prefix=prefix, lengths=lengths, domains=domain
+        )
+        at = TurnMeasure.asked(turns, tokens=turn_tokens, bound=bound, text=text, back=back)
+        answered = TaskMeasure.asked(
+            tasks, include_path=include_path, limit=limit, shots=shots, batch_size=batch_size
+        )
+        measures: list[Measure] = [each for each in (how, at, answered) if each is not None]
+        texts = asked = None
+        if how is None and text != "none" and (text is not None or not measures):
+            texts = held_out(text)
+        if guides != "none" and (guides is not None or not (measures or protocol)):
             asked = read_guides(BUILTIN_GUIDES if guides in (None, "builtin") else guides)
             asked = asked[:max_guides]
-        if texts is None and asked is None and tasks is None:
+        alone = texts is None and asked is None
+        if alone and not measures:
             raise ValueError("--text none and --guides none leave nothing to evaluate")
-        found = None if tasks is None else find(tasks.split(","), include_path=include_path)
+        if alone and (shares or pack is not None):
+            raise ValueError("--recompute and --pack are about text and guides: name one of them")
         fitted = None if mapping is None else KVMapping.from_pretrained(mapping)
+        rivals = named_mappings(rival)
         vectors = named_vectors(vector)
         models = load(source, dtype=dtype, device=device), load(target, dtype=dtype, device=device)
-        ready = fitted
-        if fitted is not None and allow_fingerprint_mismatch:
-            ready = fitted.insisting_on(models[0].spec, models[1].spec)
-        report = bare(*models, ready)
-        questions = sum(len(guide.items) for guide in asked or ())
-        if texts is not None or asked is not None:
-            with bars(text=items if texts is not None else 0, guides=questions) as advance:
+        if allow_fingerprint_mismatch:
+            ends = tuple(model.spec for model in models)
+            fitted = fitted and fitted.insisting_on(*ends)
+            rivals = {name: each.insisting_on(*ends) for name, each in rivals.items()}
+        what = Asked(
+            source=models[0],
+            target=models[1],
+            mapping=fitted,
+            rivals=rivals,
+            conditions=names,
+            alone=alone,
+            bound=vectors,
+            prefix=size(prefix, protocol),
+            continuation=size(continuation, protocol),
+            items=items,
+            insist=allow_fingerprint_mismatch,
+        )
+        texts, again = (texts, None) if page is None else twice(texts)
+        score, texts = probed(asked_gate, *models, texts)
+        stages = {each.key: each.steps(items) for each in measures}
+        stages["text"] = 0 if texts is None else items
+        stages["guides"] = sum(len(guide.items) for guide in asked or ())
+        report = bare(*models, fitted, rivals)
+        with bars(**{stage: steps for stage, steps in stages.items() if steps}) as advance:
+            if not alone:
                 report = run(
                     *models,
                     fitted,
                     texts=texts,
                     guides=asked,
-                    conditions=names,
+                    conditions=names or USUAL,
+                    rivals=rivals,
                     bound=vectors,
                     recompute=shares,
                     repair=repair,
                     packs={} if pack is None else {"pack": GuidePack.from_pretrained(pack)},
-                    prefix=prefix,
-                    continuation=continuation,
+                    prefix=what.prefix,
+                    continuation=what.continuation,
                     items=items,
-                    allow_fingerprint_mismatch=allow_fingerprint_mismatch,
+                    stream=protocol == "chunks",
                     progress=lambda part: advance(part, 1),
                 )
-        if found is not None:
-            wanted = CONDITIONS if conditions is None else names
-            if texts is not None or asked is not None:  # which have more of them
-                wanted = tuple(name for name in wanted if name in USUAL)
-            part = measure_tasks(
-                *models,
-                ready,
-                found,
-                conditions=wanted,
-                limit=limit,
-                shots=shots,
-                batch_size=batch_size,
-            )
-            report = report.with_part("tasks", part)
+            for measure in measures:
+                part = measure.part(what, partial(advance, measure.key, 1))
+                report = report.with_part(measure.key, part)
+        if fitted is not None:
+            report = gated(report, fitted, asked_gate, probe=score)
         if out is not None:
             write_report(report, out)
+        if page is not None:
+            put_page(
+                page,
+                report,
+                fitted,
+                *models,
+                again,
+                prefix=what.prefix,
+                live=what.continuation,
+            )
         show(report, report.to_json() if as_json else None)
     raise typer.Exit(0 if report else 1)
 

@@ -31,7 +31,6 @@ def put_page(
     *,
     prefix: int = 256,
     live: int = 256,
-    insist: bool = False,
 ) -> None:
     """Look inside, where there is a mapping, and write the page.
 
@@ -44,7 +43,6 @@ def put_page(
         texts: What to look at; None for the prose that Python carries.
         prefix: Tokens of a window that are hidden.
         live: Tokens after it.
-        insist: Whether the mapping is to be used on other weights than its own.
     """
     from kvtransfer.evaluation.inside import ROWS, WINDOWS, look_inside
     from kvtransfer.evaluation.page.write import write_page
@@ -52,8 +50,6 @@ def put_page(
 
     inside = None
     if mapping is not None:
-        if insist:
-            mapping = mapping.insisting_on(source.spec, target.spec)
         with bars(diagnose=WINDOWS, layers=ROWS * 4 // 3) as advance:
             inside = look_inside(
                 mapping,

@@ -1,15 +1,16 @@
 """kvtransfer eval --protocol: which text is scored, how much of it, and after what."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from kvtransfer.cli.measures import Asked
+
 if TYPE_CHECKING:
-    from kvtransfer.evaluation.report import EvalReport
+    from kvtransfer.evaluation.part import Part
     from kvtransfer.fitting.mapping import KVMapping
-    from kvtransfer.hf.model import LanguageModel
 
 Name = Literal["chunks", "lengths", "domains"]
 
@@ -57,7 +58,7 @@ SIZE, CHUNK_SIZE = 256, 1_024
 
 
 @dataclass(frozen=True, slots=True)
-class Extra:
+class ProtocolMeasure:
     """A protocol that makes a part of the report: what it reads."""
 
     key: Literal["lengths", "domains"]
@@ -74,7 +75,7 @@ class Extra:
         prefix: int | None,
         lengths: str | None,
         domains: list[str] | None,
-    ) -> "Extra | None":
+    ) -> "ProtocolMeasure | None":
         """What the options ask for; None where text and guides are all.
 
         Raises:
@@ -87,12 +88,14 @@ class Extra:
             raise ValueError("--domain is for --protocol domains")
         if protocol in ("chunks", "lengths") and text == "none":
             raise ValueError(f"--protocol {protocol} reads text; leave --text none out")
+        if protocol not in ("lengths", "domains"):
+            return None
+        from kvtransfer.fitting.texts import held_out
+
         if protocol == "lengths":
             if prefix is not None:
                 raise ValueError("with --protocol lengths, say --lengths and not --prefix")
             return cls(protocol, {"text": held_out(text)}, parsed_lengths(lengths))
-        if protocol != "domains":
-            return None
         if not domains:
             raise ValueError("--protocol domains reads texts: --domain NAME=TEXT, at least one")
         if text is not None:
@@ -101,65 +104,44 @@ class Extra:
         return cls(protocol, {name: held_out(each) for name, each in named_texts.items()}, None)
 
     def steps(self, items: int) -> int:
-        """How often :meth:`added_to` tells of progress, at most."""
+        """How often :meth:`part` tells of progress, at most."""
         from kvtransfer.evaluation.lengths import LENGTHS
 
         return items * len(self.texts if self.key == "domains" else self.lengths or LENGTHS)
 
-    def added_to(
-        self,
-        report: "EvalReport",
-        source: "LanguageModel",
-        target: "LanguageModel",
-        mapping: "KVMapping | None",
-        *,
-        rivals: "Mapping[str, KVMapping]",
-        conditions: Iterable[str],
-        bound: Mapping[str, Any],
-        prefix: int,
-        continuation: int,
-        items: int,
-        allow_fingerprint_mismatch: bool,
-        progress: Callable[[], None],
-    ) -> "EvalReport":
-        """``report`` with what the protocol measures; arguments as of :func:`evaluate`."""
+    def part(self, asked: Asked, progress: Callable[[], None]) -> "Part":
+        """Measure what the protocol says."""
         from kvtransfer.evaluation.domains import evaluate_domains
         from kvtransfer.evaluation.lengths import evaluate_lengths
-        from kvtransfer.evaluation.part import Part
-        from kvtransfer.evaluation.rivals import notes_of, pair_of
+        from kvtransfer.evaluation.rivals import PLAIN, pair_of
 
         pair, names = pair_of(
-            source,
-            target,
-            mapping,
-            rivals=rivals,
-            conditions=conditions,
-            bound=bound,
-            allow_fingerprint_mismatch=allow_fingerprint_mismatch,
+            asked.source,
+            asked.target,
+            asked.mapping,
+            rivals=asked.rivals,
+            conditions=PLAIN if asked.conditions is None else asked.conditions,
+            bound=asked.bound,
         )
-        part: Part
         if self.key == "domains":
-            part = evaluate_domains(
+            return evaluate_domains(
                 pair,
                 self.texts,
                 names,
-                prefix=prefix,
-                continuation=continuation,
-                items=items,
+                prefix=asked.prefix,
+                continuation=asked.continuation,
+                items=asked.items,
                 progress=progress,
             )
-        else:
-            part = evaluate_lengths(
-                pair,
-                self.texts["text"],
-                names,
-                lengths=self.lengths,
-                continuation=continuation,
-                items=items,
-                progress=progress,
-            )
-        notes = tuple(dict.fromkeys((*report.notes, *notes_of(pair))))
-        return replace(report.with_part(self.key, part), notes=notes)
+        return evaluate_lengths(
+            pair,
+            self.texts["text"],
+            names,
+            lengths=self.lengths,
+            continuation=asked.continuation,
+            items=asked.items,
+            progress=progress,
+        )
 
 
 def size(given: int | None, protocol: Name | None) -> int:
@@ -167,13 +149,6 @@ def size(given: int | None, protocol: Name | None) -> int:
     if given is not None:
         return given
     return CHUNK_SIZE if protocol == "chunks" else SIZE
-
-
-def held_out(name: str | None) -> Iterable[str]:
-    """Documents that no fit on ``builtin`` has read."""
-    from kvtransfer.fitting.texts import builtin, read_all
-
-    return builtin("heldout") if name in (None, "builtin") else read_all([name])
 
 
 def named(option: str, given: list[str] | None) -> dict[str, str]:

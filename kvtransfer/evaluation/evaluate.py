@@ -141,11 +141,7 @@ def evaluate(
         guides=asked,
         shares=shares,
         repair=repair,
-        notes=(
-            *(mapping.notes if mapping else ()),
-            *(f"{name}: {note}" for name, rival in rivals.items() for note in rival.notes),
-            *passed,
-        ),
+        notes=(*_notes(mapping, rivals), *passed),
         provenance=Provenance.here(seed=SEED),
     )
 
@@ -157,13 +153,26 @@ def _at_least_one(sequences: Iterable[Int[Tensor, " t"]]) -> list[Int[Tensor, " 
     return found
 
 
-def bare(source: LanguageModel, target: LanguageModel, mapping: KVMapping | None) -> EvalReport:
+def bare(
+    source: LanguageModel,
+    target: LanguageModel,
+    mapping: KVMapping | None,
+    rivals: Mapping[str, KVMapping] | None = None,
+) -> EvalReport:
     """A report without text and guides, for parts to be added to."""
     return EvalReport(
         source=source.spec.name,
         target=target.spec.name,
         text=None,
         guides=None,
-        notes=mapping.notes if mapping else (),
+        notes=_notes(mapping, rivals or {}),
         provenance=Provenance.here(seed=SEED),
+    )
+
+
+def _notes(mapping: KVMapping | None, rivals: Mapping[str, KVMapping]) -> tuple[str, ...]:
+    """What a reader of any number must know of the mappings."""
+    return (
+        *(mapping.notes if mapping else ()),
+        *(f"{name}: {note}" for name, rival in rivals.items() for note in rival.notes),
     )

@@ -27,7 +27,6 @@ def pair_of(
     rivals: Mapping[str, KVMapping],
     conditions: Iterable[str],
     bound: Mapping[str, Any],
-    allow_fingerprint_mismatch: bool,
 ) -> tuple[Pair, tuple[str, ...]]:
     """The models with all mappings, and the names of all conditions, ``mapped`` always among them
     where there is a mapping; arguments as of :func:`kvtransfer.evaluation.evaluate.evaluate`.
@@ -39,11 +38,6 @@ def pair_of(
     """
     if mapping is None and not rivals:
         raise ValueError("there is no mapping to measure: give one, or rivals")
-    if allow_fingerprint_mismatch:
-        mapping = mapping and mapping.insisting_on(source.spec, target.spec)
-        rivals = {
-            name: rival.insisting_on(source.spec, target.spec) for name, rival in rivals.items()
-        }
     names = list(conditions)
     edits = edits_of(names, bound, others=rivals)
     bases = [name for name in names if name not in edits]
@@ -59,15 +53,6 @@ def mappings_of(pair: Pair) -> dict[str, KVMapping]:
     """The mappings of a pair, by the conditions that they are."""
     main = {} if pair.mapping is None else {"mapped": pair.mapping}
     return main | dict(pair.rivals)
-
-
-def notes_of(pair: Pair) -> tuple[str, ...]:
-    """What a reader of any number must know of the mappings."""
-    return tuple(
-        note if name == "mapped" else f"{name}: {note}"
-        for name, mapping in mappings_of(pair).items()
-        for note in mapping.notes
-    )
 
 
 def beats_floor(result: TextResult, name: str) -> bool:

@@ -110,6 +110,11 @@ def builtin(split: Split) -> tuple[str, ...]:
     return _prose()[split]
 
 
+def held_out(name: str | None = None) -> Iterable[str]:
+    """Documents that no fit on ``builtin`` has read: of ``name``, or the held-out prose."""
+    return builtin("heldout") if name in (None, "builtin") else read_all([name])
+
+
 @cache
 def _prose() -> Mapping[Split, tuple[str, ...]]:
     texts = {text for text in (*_reference(), *_docstrings()) if len(text) >= SHORTEST_DOCSTRING}

@@ -260,7 +260,6 @@ def test_what_is_no_pair_is_named(model: LanguageModel, sibling: LanguageModel) 
             rivals=rivals,
             conditions=PLAIN,
             bound={},
-            allow_fingerprint_mismatch=False,
         )
 
     with pytest.raises(IncompatibleModels, match="mine: this mapping goes"):
