@@ -50,10 +50,10 @@ def blocks(page: Path) -> list[Block]:
     """Every block of a page but the printed ones, in order."""
     text = page.read_text(encoding="utf-8")
     found = list(BLOCK.finditer(text))
-    after = [match[2] if match[1] == "text" else None for match in found[1:]] + [None]
+    after = [*(match[2] if match[1] == "text" else None for match in found[1:]), None]
     return [
         Block(kind=match[1], body=match[2], printed=printed, end=match.end())
-        for match, printed in zip(found, after, strict=True)
+        for match, printed in zip(found, after, strict=False)  # a page may have none
         if match[1] != "text"
     ]
 
