@@ -1,4 +1,4 @@
-"""Through the adapter, a model on its own cache is lm-eval's ``hf``; nothing depends on the order."""
+"""Through the adapter, a model on its own cache is lm-eval's ``hf``, whatever the order."""
 
 import copy
 from collections.abc import Callable
@@ -277,7 +277,7 @@ def test_the_callers_tokenizer_is_left_as_it_was(tiny: Tiny) -> None:
 def test_what_is_missing_or_does_not_fit_is_named(
     model: LanguageModel, sibling: LanguageModel
 ) -> None:
-    for given, lacking in (
+    for arguments, lacking in (
         ({"target": model}, "source"),
         ({"source": model}, "target"),
         ({"source": model, "target": model}, "mapping"),
@@ -286,7 +286,7 @@ def test_what_is_missing_or_does_not_fit_is_named(
         ({"condition": "own", "source": model}, "target"),
     ):
         with pytest.raises(IncompatibleModels, match=f"needs a {lacking}") as caught:
-            KVTransferLM(**given)  # type: ignore[arg-type]
+            KVTransferLM(**arguments)  # type: ignore[arg-type]
         assert f"{lacking}=" in str(caught.value.hint)
     with pytest.raises(IncompatibleModels):
         KVTransferLM(sibling, model, identity(model))
