@@ -25,7 +25,6 @@ OWN = Path(__file__).parent / "tasks"
 
 OURS = tuple(sorted(path.stem for path in OWN.glob("*.yaml")))
 
-
 SEEDS = (0, 1234, 1234, 1234)
 """Python, numpy, torch and few-shot examples, as lm-eval sets them."""
 
@@ -78,7 +77,7 @@ def find(names: Iterable[str], *, include_path: str | Path | None = None) -> dic
         )
     with hushed(), seeded():  # some tasks shuffle their choices as they are loaded
         known = manager(include_path, defaults=False)
-        if not all(name in known.all_subtasks for name in asked):
+        if not all(name in known.all_subtasks or _is_file(name) for name in asked):
             known = manager(include_path)
         matches = {name: _matches(known, name) for name in asked}  # before any data are fetched
         found: dict[str, Any] = {}
@@ -93,7 +92,7 @@ def _matches(known: Any, name: str) -> list[str]:
     Raises:
         TaskError: for nothing.
     """
-    if name.endswith(".yaml") and Path(name).is_file():
+    if _is_file(name):
         return [name]
     if matches := known.match_tasks([name]):
         return list(matches)
@@ -103,6 +102,10 @@ def _matches(known: Any, name: str) -> list[str]:
         hint=f"{', '.join(OURS)}, one of lm-eval's ('lm-eval ls tasks' lists them), or one of "
         "yours in --include-path",
     )
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith(".yaml") and Path(name).is_file()
 
 
 def _loaded(known: Any, name: str) -> dict[str, Any]:
