@@ -242,7 +242,7 @@ def test_auto_takes_fewer_rows_where_memory_runs_out(model: LanguageModel) -> No
     one = KVTransferLM(target=model, condition="own", batch_size=4)
 
     def full(part: object, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if named.get("input_ids", given[0] if given else None).shape[0] > 2:
+        if (named["input_ids"] if "input_ids" in named else given[0]).shape[0] > 2:
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
     hook = model.module.base_model.register_forward_pre_hook(full, with_kwargs=True)
@@ -286,7 +286,7 @@ def test_what_is_missing_or_does_not_fit_is_named(
         ({"condition": "own", "source": model}, "target"),
     ):
         with pytest.raises(IncompatibleModels, match=f"needs a {lacking}") as caught:
-            KVTransferLM(**arguments)  # type: ignore[arg-type]
+            KVTransferLM(**arguments)
         assert f"{lacking}=" in str(caught.value.hint)
     with pytest.raises(IncompatibleModels):
         KVTransferLM(sibling, model, identity(model))
