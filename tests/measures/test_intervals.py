@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from kvtransfer.measures import intervals
 from kvtransfer.measures.intervals import Column, interval, mean, mean_exp, mean_ratio
 from kvtransfer.report import Estimate
 
@@ -156,3 +157,29 @@ def _low(estimate: Estimate) -> float:
 def _high(estimate: Estimate) -> float:
     assert estimate.high is not None
     return estimate.high
+
+
+def test_how_many_numbers_are_resampled_at_a_time_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = mean(items(37))
+
+    monkeypatch.setattr(intervals, "BLOCK", 1_000)
+
+    assert mean(items(37)) == whole
+
+
+def test_groups_are_resampled_each_for_itself() -> None:
+    column = np.array([0.0] * 10 + [1.0] * 30)
+
+    def average(x: Column) -> Column:
+        return np.asarray(x.mean(-1))
+
+    mixed = interval(average, column)
+    apart = interval(average, column, strata=(10, 30))
+
+    assert (apart.low, apart.value, apart.high) == (0.75, 0.75, 0.75)
+    assert mixed.low is not None and mixed.low < 0.75
+    assert interval(average, column, strata=(40,)) == mixed
+    with pytest.raises(ValueError, match="groups of"):
+        interval(average, column, strata=(10, 20))

@@ -20,7 +20,7 @@ def main() -> None:
         _fail(error.message, error.hint, code=1)
     except ConnectionError as error:
         _offline(error)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         _fail(str(error), "see python -m kvtransfer.evaluation.harness run --help", code=2)
     except KeyboardInterrupt:
         _fail("interrupted", None, code=130)

@@ -113,7 +113,7 @@ class KVTransferLM(HFLM):  # type: ignore[misc]  # lm-eval is untyped
         if isinstance(mapping, str):
             mapping = KVMapping.from_pretrained(mapping)
         self._contexts = Contexts.under(condition, source=ends[0], target=ends[1], mapping=mapping)
-        self._arm = Described(condition, *ends, mapping)
+        self._arm = Described(condition, ends[0], ends[1], mapping)
         reader = self._contexts.reader
         with _unwarned():
             super().__init__(

@@ -1,18 +1,15 @@
 """Run tasks under several conditions, item by item, for a table of what is retained."""
 
-import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from kvtransfer.errors import KVTransferError, TaskError
 from kvtransfer.evaluation.conditions import USUAL
 from kvtransfer.evaluation.harness.retention import TaskReport, TaskResult
-from kvtransfer.evaluation.harness.tasks import find, hushed
+from kvtransfer.evaluation.harness.tasks import SEEDS, find, hushed, seeded
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.hf.model import LanguageModel
 
@@ -21,9 +18,6 @@ CONDITIONS = ("none", "own", "mapped", "source", "raw")
 
 PREFERRED = ("acc", "exact_match")
 """The metric that is counted, where a task has it; else its first that is a number an item."""
-
-SEEDS = (0, 1234, 1234, 1234)
-"""Python, numpy, torch and few-shot examples, as lm-eval sets them."""
 
 
 def measure_tasks(
@@ -113,7 +107,7 @@ def _answer(
         count = task.get_config("num_fewshot") if shots is None else shots
         task.set_config(key="num_fewshot", value=count or 0)
         task.set_fewshot_seed(seed=SEEDS[-1])
-    with hushed(), _seeded():
+    with hushed(), seeded():
         # The intervals are ours: paired, and over all conditions.
         done = evaluate(
             lm, {"tasks": dict(tasks)}, limit=limit, bootstrap_iters=0, log_samples=True
@@ -168,21 +162,6 @@ def _chance(task: Any, item: Mapping[str, Any]) -> float:
     choices = len(task.doc_to_choice(item["doc"]))
     wanted = item["target"]
     return (len({*wanted}) if isinstance(wanted, list) else 1) / choices
-
-
-@contextmanager
-def _seeded() -> Iterator[None]:
-    """Draw as lm-eval does, the same under each condition, and leave no trace of it."""
-    before = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
-        random.seed(SEEDS[0])
-        np.random.seed(SEEDS[1])
-        torch.manual_seed(SEEDS[2])
-        try:
-            yield
-        finally:
-            random.setstate(before[0])
-            np.random.set_state(before[1])
 
 
 __all__ = ["CONDITIONS", "measure_tasks"]

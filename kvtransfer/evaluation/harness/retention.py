@@ -58,7 +58,7 @@ def estimates(tasks: Sequence[TaskResult], condition: str) -> dict[str, Estimate
         return np.asarray(np.mean(means, axis=0))
 
     def ratio(above: Column, below: Column) -> Column:
-        return mean(above) / mean(below)
+        return np.asarray(mean(above) / mean(below))
 
     def share(of: Column, floor: Column) -> Estimate | None:
         if not mean(of - floor) > 0:

@@ -1,6 +1,7 @@
 """Find tasks by name: our own, those of a folder, and lm-eval's. Needs the extra ``lm-eval``."""
 
 import logging
+import random
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
@@ -11,6 +12,9 @@ from os import devnull
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from kvtransfer.errors import TaskError
 from kvtransfer.evaluation.harness.extra import require_lm_eval
 from kvtransfer.hf.hub import unreachable
@@ -20,6 +24,9 @@ OWN = Path(__file__).parent / "tasks"
 """The folder of our own tasks, for lm-eval's ``include_path``."""
 
 OURS = tuple(sorted(path.stem for path in OWN.glob("*.yaml")))
+
+SEEDS = (0, 1234, 1234, 1234)
+"""Python, numpy, torch and few-shot examples, as lm-eval sets them."""
 
 
 def manager(include_path: str | Path | None = None, *, defaults: bool = True) -> Any:
@@ -68,9 +75,9 @@ def find(names: Iterable[str], *, include_path: str | Path | None = None) -> dic
         raise TaskError(
             f"tasks are {', '.join(map(repr, asked)) or 'none'}", hint=f"--tasks {','.join(OURS)}"
         )
-    with hushed():
+    with hushed(), seeded():  # some tasks shuffle their choices as they are loaded
         known = manager(include_path, defaults=False)
-        if not all(name in known.all_subtasks for name in asked):
+        if not all(name in known.all_subtasks or _is_file(name) for name in asked):
             known = manager(include_path)
         matches = {name: _matches(known, name) for name in asked}  # before any data are fetched
         found: dict[str, Any] = {}
@@ -85,16 +92,20 @@ def _matches(known: Any, name: str) -> list[str]:
     Raises:
         TaskError: for nothing.
     """
-    if name.endswith(".yaml") and Path(name).is_file():
+    if _is_file(name):
         return [name]
     if matches := known.match_tasks([name]):
         return list(matches)
     near = get_close_matches(name, known.all_tasks, n=3, cutoff=0.7)
     raise TaskError(
         f"no task {name!r}" + (f"; there is {', '.join(near)}" if near else ""),
-        hint=f"{', '.join(OURS)}, one of lm-eval's ('lm-eval ls tasks' lists them), or one of yours "
-        "in --include-path",
+        hint=f"{', '.join(OURS)}, one of lm-eval's ('lm-eval ls tasks' lists them), or one of "
+        "yours in --include-path",
     )
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith(".yaml") and Path(name).is_file()
 
 
 def _loaded(known: Any, name: str) -> dict[str, Any]:
@@ -128,3 +139,18 @@ def hushed() -> Iterator[None]:
             stack.enter_context(redirect_stderr(stack.enter_context(Path(devnull).open("w"))))
         stack.enter_context(redirect_stdout(sys.stderr))
         yield
+
+
+@contextmanager
+def seeded() -> Iterator[None]:
+    """Draw as lm-eval does, the same under each condition, and leave no trace of it."""
+    before = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        random.seed(SEEDS[0])
+        np.random.seed(SEEDS[1])
+        torch.manual_seed(SEEDS[2])
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])

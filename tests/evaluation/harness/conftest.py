@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
@@ -48,9 +49,9 @@ def forwards(model: LanguageModel) -> Iterator[list[tuple[int, ...]]]:
     """The shapes of the ids that a model is run on meanwhile."""
     seen: list[tuple[int, ...]] = []
 
-    def look(part: object, given: tuple[object, ...], named: dict[str, object]) -> None:
-        ids = named.get("input_ids", given[0] if given else None)
-        seen.append(tuple(ids.shape))  # type: ignore[union-attr]
+    def look(part: object, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        ids = named["input_ids"] if "input_ids" in named else given[0]
+        seen.append(tuple(ids.shape))
 
     hook = model.module.base_model.register_forward_pre_hook(look, with_kwargs=True)
     try:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from lm_eval.api.model import CachingLM
 
 from kvtransfer.evaluation.harness.lm import KVTransferLM
@@ -70,6 +69,6 @@ def test_what_answers_depend_on_is_told_apart_and_what_they_do_not_is_not(
     assert KVTransferLM(model, model, same, batch_size=5).identity == one
     assert KVTransferLM(model, model, mapping, max_length=64).identity != one
     assert KVTransferLM(model, model, mapping, add_bos_token=True).identity != one
-    wider = replace(model, module=copy.deepcopy(model.module).to(torch.bfloat16))
+    wider = replace(model, module=copy.deepcopy(model.module).bfloat16())
     assert wider.spec.identity == model.spec.identity
     assert KVTransferLM(wider, wider, mapping).identity != one

@@ -1,4 +1,4 @@
-"""Through the adapter, a model on its own cache is lm-eval's ``hf``; nothing depends on the order."""
+"""Through the adapter, a model on its own cache is lm-eval's ``hf``, whatever the order."""
 
 import copy
 from collections.abc import Callable
@@ -242,7 +242,7 @@ def test_auto_takes_fewer_rows_where_memory_runs_out(model: LanguageModel) -> No
     one = KVTransferLM(target=model, condition="own", batch_size=4)
 
     def full(part: object, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if named.get("input_ids", given[0] if given else None).shape[0] > 2:
+        if (named["input_ids"] if "input_ids" in named else given[0]).shape[0] > 2:
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
     hook = model.module.base_model.register_forward_pre_hook(full, with_kwargs=True)
@@ -277,7 +277,7 @@ def test_the_callers_tokenizer_is_left_as_it_was(tiny: Tiny) -> None:
 def test_what_is_missing_or_does_not_fit_is_named(
     model: LanguageModel, sibling: LanguageModel
 ) -> None:
-    for given, lacking in (
+    for arguments, lacking in (
         ({"target": model}, "source"),
         ({"source": model}, "target"),
         ({"source": model, "target": model}, "mapping"),
@@ -286,7 +286,7 @@ def test_what_is_missing_or_does_not_fit_is_named(
         ({"condition": "own", "source": model}, "target"),
     ):
         with pytest.raises(IncompatibleModels, match=f"needs a {lacking}") as caught:
-            KVTransferLM(**given)  # type: ignore[arg-type]
+            KVTransferLM(**arguments)
         assert f"{lacking}=" in str(caught.value.hint)
     with pytest.raises(IncompatibleModels):
         KVTransferLM(sibling, model, identity(model))

@@ -104,7 +104,7 @@ def test_no_name_is_none(names: list[str]) -> None:
 
 
 def test_an_unknown_task_and_one_without_data_offline_are_named() -> None:
-    with pytest.raises(TaskError, match="no task 'arc_eazy'; there is .*arc_easy"):
+    with pytest.raises(TaskError, match=r"no task 'arc_eazy'; there is .*arc_easy"):
         find(["arc_eazy"])
     with pytest.raises(TaskError, match="task arc_easy cannot be loaded") as caught:
         find(["arc_easy"])
