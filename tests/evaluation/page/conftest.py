@@ -119,7 +119,9 @@ def guides(right: dict[str, float], n: int = 60) -> GuideResult:
         Example(f"band {HOSTILE}", f"\nQuestion: What is {i}?\nAnswer: It", "Copper Moon", answers)
         for i in range(12)
     ]
-    found = {name: (np.arange(n) < round(share * n)) * 1.0 for name, share in right.items()}
+    found = {
+        name: (np.arange(n) < round(share * n)).astype(np.float64) for name, share in right.items()
+    }
     return GuideResult(found, np.full(n, 0.25), tuple(examples), {})
 
 

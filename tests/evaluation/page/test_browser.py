@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Dialog, sync_playwright
 
 from kvtransfer.evaluation.report import EvalReport
 
@@ -84,10 +84,15 @@ def files(
 def looked_at(browser: Browser, file: Path, width: int, scheme: Any, script: str) -> Any:
     """What a script finds, of a page that must not say or ask anything meanwhile."""
     said: list[str] = []
+
+    def dismissed(dialog: Dialog) -> None:
+        said.append(dialog.message)
+        dialog.dismiss()
+
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
+    page.on("dialog", dismissed)
     page.on("request", lambda request: said.append(request.url))
     try:
         page.goto(file.as_uri())
