@@ -261,9 +261,9 @@ def _rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> E
     if not (x.std() > 0 and y.std() > 0):
         return None
 
-    def correlation(x: Column, y: Column, xx: Column, yy: Column, xy: Column) -> Column:
-        x, y, xx, yy, xy = (each.mean(-1) for each in (x, y, xx, yy, xy))
-        found: Column = (xy - x * y) / np.sqrt((xx - x * x) * (yy - y * y))
+    def correlation(*products: Column) -> Column | np.float64:
+        x, y, xx, yy, xy = (each.mean(-1) for each in products)
+        found: Column | np.float64 = (xy - x * y) / np.sqrt((xx - x * x) * (yy - y * y))
         return found
 
     products = (x, y, x * x, y * y, x * y)

@@ -113,8 +113,10 @@ def test_a_mapping_that_changes_nothing_never_drifts(
 
 @pytest.mark.parametrize("how", ["whole", "new"])
 def test_exact_maps_between_twins_do_not_drift_and_shuffled_ones_do(twins: Twins, how: How) -> None:
-    right = [met.drift().kl for met in converse(Session(twins.models, twins.exact), how)]
-    wrong = [met.drift().kl for met in converse(Session(twins.models, twins.shuffled), how)]
+    right, wrong = (
+        [met.drift(tokens=4).kl for met in converse(Session(twins.models, mappings), how)]
+        for mappings in (twins.exact, twins.shuffled)
+    )
 
     assert max(right) < 1e-5
     assert min(wrong) > 0.01
@@ -448,8 +450,6 @@ BAD: dict[str, tuple[Callable[[Session], Any], type[Exception], str]] = {
     "no mapping": (lambda s: s.switch_to("two"), IncompatibleModels, "one to two"),
     "empty text": (lambda s: s.feed(""), TextError, "nothing to read"),
     "no ids": (lambda s: s.feed([]), TextError, "nothing to read"),
-    "a batch": (lambda s: s.feed(torch.ones(1, 3).long()), CacheLayoutError, "1, 1, 3"),
-    "floats": (lambda s: s.feed(torch.ones(3)), CacheLayoutError, "float32"),
     "unknown ids": (lambda s: s.feed([3, 99_999]), CacheLayoutError, "knows 512"),
     "neither": (lambda s: s.feed(3.5), WrongKind, "text or ids"),  # type: ignore[arg-type]
     "mixed": (lambda s: s.feed([1, "x"]), WrongKind, "text or ids"),  # type: ignore[list-item]
@@ -504,14 +504,6 @@ def test_a_session_is_of_models_and_mappings_that_go_together(
     fewer = twins.exact[:1]
     with pytest.raises(IncompatibleModels, match="mapping 2 goes"):
         Session(twins.models, [*fewer, identity(other)])
-    with pytest.raises(WrongKind, match="mappings"):
-        Session(twins.models, fewer[0])  # type: ignore[arg-type]
-    with pytest.raises(WrongKind, match="model 'one'"):
-        Session({"one": twins.models["one"].module})  # type: ignore[dict-item]
-    with pytest.raises(WrongKind, match="models"):
-        Session([twins.models["one"]])  # type: ignore[arg-type]
-    with pytest.raises(WrongKind, match="policy"):
-        Session(twins.models, policy=0.1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="needs a model"):
         Session({})
     odd = replace(other, spec=replace(other.spec, tokenizer="another"))
@@ -541,5 +533,3 @@ def test_a_model_with_fewer_positions_refuses_before_it_maps(
 def test_a_policy_without_a_sensible_bound_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"bound|at least 1"):
         RePrefill(**given)
-    with pytest.raises(WrongKind, match="whole number"):
-        RePrefill(every=1.5)  # type: ignore[arg-type]
