@@ -15,7 +15,6 @@ from kvtransfer.errors import (
     KVTransferError,
     ModelNotFound,
     TextError,
-    WrongKind,
 )
 from kvtransfer.fitting.affine import Affine
 from kvtransfer.fitting.fit import capture_texts
@@ -446,13 +445,10 @@ def stranger(tiny: Callable[..., LanguageModel]) -> LanguageModel:
 
 BAD: dict[str, tuple[Callable[[Session], Any], type[Exception], str]] = {
     "unknown name": (lambda s: s.switch_to("three"), ModelNotFound, "one of one, two"),
-    "unknown how": (lambda s: s.switch_to("two", how="half"), ValueError, "half"),  # type: ignore[arg-type]
     "no mapping": (lambda s: s.switch_to("two"), IncompatibleModels, "one to two"),
     "empty text": (lambda s: s.feed(""), TextError, "nothing to read"),
     "no ids": (lambda s: s.feed([]), TextError, "nothing to read"),
     "unknown ids": (lambda s: s.feed([3, 99_999]), CacheLayoutError, "knows 512"),
-    "neither": (lambda s: s.feed(3.5), WrongKind, "text or ids"),  # type: ignore[arg-type]
-    "mixed": (lambda s: s.feed([1, "x"]), WrongKind, "text or ids"),  # type: ignore[list-item]
     "too long": (lambda s: s.feed([5] * 600), CacheLayoutError, "at most 512"),
     "writing too much": (lambda s: s.generate(max_new_tokens=600), CacheLayoutError, "at most 512"),
     "writing nothing": (lambda s: s.generate(max_new_tokens=0), ValueError, "at least 1"),
