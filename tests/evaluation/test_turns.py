@@ -28,7 +28,7 @@ from .conftest import identity
 TURNS, TOKENS, ITEMS = 5, 12, 3
 
 
-def measured(model: LanguageModel, mapping: KVMapping, **changed: float) -> Turns:
+def measured(model: LanguageModel, mapping: KVMapping, *, bound: float = 0.1) -> Turns:
     return evaluate_turns(
         model,
         model,
@@ -38,7 +38,7 @@ def measured(model: LanguageModel, mapping: KVMapping, **changed: float) -> Turn
         turns=TURNS,
         tokens=TOKENS,
         items=ITEMS,
-        **changed,
+        bound=bound,
     )
 
 

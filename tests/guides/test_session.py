@@ -125,7 +125,7 @@ def test_of_new_tokens_alone_no_token_is_mapped_twice(twins: Twins) -> None:
     drifts = {}
     for how in ("whole", "new"):
         session = Session(twins.models, twins.shuffled)
-        for met in converse(session, how):  # type: ignore[arg-type]
+        for met in converse(session, how):
             drifts[how] = met.deviation()
 
     assert drifts["new"] < 0.8 * drifts["whole"]
@@ -186,7 +186,7 @@ def reading_before(source: LanguageModel, target: LanguageModel, *, seed: int) -
             Affine(torch.randn(2 * width, width, generator=random) / width**0.5, torch.zeros(width))
             for _ in range(2)
         ]
-        return LayerMap((index,), *maps, before=(index,))
+        return LayerMap((index,), maps[0], maps[1], before=(index,))
 
     return replace(
         identity(target),
@@ -324,7 +324,8 @@ def test_texts_are_tokenized_one_by_one_and_opened_once(twins: Twins) -> None:
 def test_a_forward_that_fails_leaves_what_was_written_before(twins: Twins) -> None:
     session = Session(twins.models)
     session.feed(prose(session.model, 10)[0])
-    layer = session.model.module.base_model.layers[1]
+    decoder: Any = session.model.module.base_model
+    layer = decoder.layers[1]
     calls = []
 
     def fail(*_: Any) -> None:
