@@ -42,7 +42,7 @@ class Turns:
     """Nats a token of KL beyond which ``bound`` reads the history again."""
     columns: Columns
     """By arm and metric, one row a session, one number a turn from the second on. ``bound`` also
-    has ``re_prefilled``, and ``whole`` and ``new`` have ``deviation``, where it can be looked at."""
+    has ``re_prefilled``; ``whole`` and ``new`` have ``deviation``, where it can be looked at."""
 
     def __bool__(self) -> bool:
         return all((margin.low or 0.0) > 0 for margin in self.margins("new").values())
