@@ -138,7 +138,8 @@ def _session(
         name = NAMES[turn % 2]
         for arm, session in carried.items():
             session.switch_to(name, how=HOWS[arm])
-            _look(found[arm], session)
+            if arm != "bound":  # which may be another cache before it is scored
+                _look(found[arm], session)
         again = policy.due(
             drift=carried["bound"].drift(tokens=TOKENS, own=alone[name].cache),
             deviation=None,
@@ -157,9 +158,11 @@ def _session(
         }
         for arm, theirs in logits.items():
             wanted = ids.to(theirs.device)
-            values = nll(theirs, wanted), kl(own, theirs), top1_agreement(own, theirs).float()
+            apart = kl(own, theirs).mean().clamp_min(0)  # of equal caches it is rounding
+            agreement = top1_agreement(own, theirs).float().mean()
+            values = nll(theirs, wanted).mean(), apart, agreement
             for metric, value in zip(METRICS, values, strict=True):
-                found[arm].setdefault(metric, []).append(float(value.mean()))
+                found[arm].setdefault(metric, []).append(float(value))
     return found
 
 

@@ -42,7 +42,7 @@ class Turns:
     """Nats a token of KL beyond which ``bound`` reads the history again."""
     columns: Columns
     """By arm and metric, one row a session, one number a turn from the second on. ``bound`` also
-    has ``re_prefilled``, and what was carried ``deviation``, where it could be looked at."""
+    has ``re_prefilled``; ``whole`` and ``new`` have ``deviation``, where it can be looked at."""
 
     def __bool__(self) -> bool:
         return all((margin.low or 0.0) > 0 for margin in self.margins("new").values())
@@ -139,7 +139,7 @@ class Turns:
                 "kl_to_own_whole": plain(self.unrestored()),
             },
             "deviation_tells_kl": {
-                arm: _plain(found) for arm in CARRIED if (found := self.telling(arm))
+                arm: _plain(found) for arm in ("whole", "new") if (found := self.telling(arm))
             },
             "items": {
                 arm: {metric: column.tolist() for metric, column in found.items()}
@@ -261,9 +261,9 @@ def _rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> E
     if not (x.std() > 0 and y.std() > 0):
         return None
 
-    def correlation(x: Column, y: Column, xx: Column, yy: Column, xy: Column) -> Column:
-        x, y, xx, yy, xy = (each.mean(-1) for each in (x, y, xx, yy, xy))
-        found: Column = (xy - x * y) / np.sqrt((xx - x * x) * (yy - y * y))
+    def correlation(*products: Column) -> Column | np.float64:
+        x, y, xx, yy, xy = (each.mean(-1) for each in products)
+        found: Column | np.float64 = (xy - x * y) / np.sqrt((xx - x * x) * (yy - y * y))
         return found
 
     products = (x, y, x * x, y * y, x * y)
@@ -275,4 +275,5 @@ def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = counts.cumsum()
     ranks: NDArray[np.float64] = (ends - (counts - 1) / 2)[inverse].reshape(values.shape)
-    return ranks - ranks.mean()
+    centred: NDArray[np.float64] = ranks - ranks.mean()
+    return centred

@@ -66,7 +66,7 @@ def drift_between(
         tokens=tokens,
         nll=float(nll(theirs, wanted).mean()),
         own_nll=float(nll(mine, wanted).mean()),
-        kl=float(kl(mine, theirs).mean()),
+        kl=float(kl(mine, theirs).mean().clamp_min(0)),
         top1_agreement=float(top1_agreement(mine, theirs).float().mean()),
     )
 

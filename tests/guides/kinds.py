@@ -12,7 +12,10 @@ import torch
 
 from kvtransfer import (
     GuidePack,
+    KVMapping,
     Modules,
+    RePrefill,
+    Session,
     bench,
     concat,
     load,
@@ -46,8 +49,22 @@ def cases() -> dict[str, Callable[[], object]]:
     build: Any = GuidePack.build
     any_: dict[str, Any] = {
         each.__name__: each
-        for each in (bench, concat, profile_groups, recompute, relocate, score, split, split_chat)
+        for each in (
+            RePrefill,
+            Session,
+            bench,
+            concat,
+            profile_groups,
+            recompute,
+            relocate,
+            score,
+            split,
+            split_chat,
+        )
     }
+    session: Any = Session({"one": model, "two": model})
+    session.feed("The tide.")
+    mapping = KVMapping.from_pretrained("tiny-4l-to-tiny-6l")
     check: Any = verify
     every: Any = stack
     return {
@@ -99,6 +116,16 @@ def cases() -> dict[str, Callable[[], object]]:
         "verify: texts": lambda: check(model, ["The tide."]),
         "verify: model": lambda: check("tiny-4l", {"a": "b"}),
         "bench: a name": lambda: any_["bench"]("tiny-4l"),
+        "session: a model": lambda: any_["Session"](model),
+        "session: its module": lambda: any_["Session"]({"one": model.module}),
+        "session: a mapping": lambda: any_["Session"]({"one": model}, mapping),
+        "session: names": lambda: any_["Session"]({"one": model}, ["tiny-4l-to-tiny-6l"]),
+        "session: a bound": lambda: any_["Session"]({"one": model}, policy=0.1),
+        "policy: half": lambda: any_["RePrefill"](every=1.5),
+        "feed: a number": lambda: session.feed(3.5),
+        "feed: words": lambda: session.feed([1, "x"]),
+        "generate: text": lambda: session.generate(max_new_tokens="4"),
+        "deviation: text": lambda: session.deviation(layers="2"),
     }  # fmt: skip
 
 

@@ -37,6 +37,16 @@ def said() -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("case", "says", "hint"),
     [
+        ("session: a model", "models is of kind LanguageModel, not a dict", "small"),
+        ("session: its module", "model 'one' is of kind LlamaForCausalLM", "wrap("),
+        ("session: a mapping", "mappings is of kind KVMapping, not a list", "KVMapping"),
+        ("session: names", "mapping 1 is 'tiny-4l-to-tiny-6l' (str)", "KVMapping"),
+        ("session: a bound", "policy is 0.1 (float), not a RePrefill", "RePrefill("),
+        ("policy: half", "every is 1.5 (float), not a whole number", "RePrefill("),
+        ("feed: a number", "what is fed is 3.5 (float), not a text or ids", "list of ids"),
+        ("feed: words", "what is fed is of kind list, not a text or ids", "list of ids"),
+        ("generate: text", "max_new_tokens is '4' (str), not a whole number", "64"),
+        ("deviation: text", "layers is '2' (str), not a whole number", "number of layers"),
         ("share: text", "share is '0.5' (str), not a number", "0.15"),
         ("share: True", "share is True (bool)", "0.15"),
         ("share: None", "share is None (NoneType)", "0.15"),

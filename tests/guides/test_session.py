@@ -15,7 +15,6 @@ from kvtransfer.errors import (
     KVTransferError,
     ModelNotFound,
     TextError,
-    WrongKind,
 )
 from kvtransfer.fitting.affine import Affine
 from kvtransfer.fitting.fit import capture_texts
@@ -113,8 +112,10 @@ def test_a_mapping_that_changes_nothing_never_drifts(
 
 @pytest.mark.parametrize("how", ["whole", "new"])
 def test_exact_maps_between_twins_do_not_drift_and_shuffled_ones_do(twins: Twins, how: How) -> None:
-    right = [met.drift().kl for met in converse(Session(twins.models, twins.exact), how)]
-    wrong = [met.drift().kl for met in converse(Session(twins.models, twins.shuffled), how)]
+    right, wrong = (
+        [met.drift(tokens=4).kl for met in converse(Session(twins.models, mappings), how)]
+        for mappings in (twins.exact, twins.shuffled)
+    )
 
     assert max(right) < 1e-5
     assert min(wrong) > 0.01
@@ -124,7 +125,7 @@ def test_of_new_tokens_alone_no_token_is_mapped_twice(twins: Twins) -> None:
     drifts = {}
     for how in ("whole", "new"):
         session = Session(twins.models, twins.shuffled)
-        for met in converse(session, how):  # type: ignore[arg-type]
+        for met in converse(session, how):
             drifts[how] = met.deviation()
 
     assert drifts["new"] < 0.8 * drifts["whole"]
@@ -185,7 +186,7 @@ def reading_before(source: LanguageModel, target: LanguageModel, *, seed: int) -
             Affine(torch.randn(2 * width, width, generator=random) / width**0.5, torch.zeros(width))
             for _ in range(2)
         ]
-        return LayerMap((index,), *maps, before=(index,))
+        return LayerMap((index,), maps[0], maps[1], before=(index,))
 
     return replace(
         identity(target),
@@ -323,7 +324,8 @@ def test_texts_are_tokenized_one_by_one_and_opened_once(twins: Twins) -> None:
 def test_a_forward_that_fails_leaves_what_was_written_before(twins: Twins) -> None:
     session = Session(twins.models)
     session.feed(prose(session.model, 10)[0])
-    layer = session.model.module.base_model.layers[1]
+    decoder: Any = session.model.module.base_model
+    layer = decoder.layers[1]
     calls = []
 
     def fail(*_: Any) -> None:
@@ -444,15 +446,10 @@ def stranger(tiny: Callable[..., LanguageModel]) -> LanguageModel:
 
 BAD: dict[str, tuple[Callable[[Session], Any], type[Exception], str]] = {
     "unknown name": (lambda s: s.switch_to("three"), ModelNotFound, "one of one, two"),
-    "unknown how": (lambda s: s.switch_to("two", how="half"), ValueError, "half"),  # type: ignore[arg-type]
     "no mapping": (lambda s: s.switch_to("two"), IncompatibleModels, "one to two"),
     "empty text": (lambda s: s.feed(""), TextError, "nothing to read"),
     "no ids": (lambda s: s.feed([]), TextError, "nothing to read"),
-    "a batch": (lambda s: s.feed(torch.ones(1, 3).long()), CacheLayoutError, "1, 1, 3"),
-    "floats": (lambda s: s.feed(torch.ones(3)), CacheLayoutError, "float32"),
     "unknown ids": (lambda s: s.feed([3, 99_999]), CacheLayoutError, "knows 512"),
-    "neither": (lambda s: s.feed(3.5), WrongKind, "text or ids"),  # type: ignore[arg-type]
-    "mixed": (lambda s: s.feed([1, "x"]), WrongKind, "text or ids"),  # type: ignore[list-item]
     "too long": (lambda s: s.feed([5] * 600), CacheLayoutError, "at most 512"),
     "writing too much": (lambda s: s.generate(max_new_tokens=600), CacheLayoutError, "at most 512"),
     "writing nothing": (lambda s: s.generate(max_new_tokens=0), ValueError, "at least 1"),
@@ -504,14 +501,6 @@ def test_a_session_is_of_models_and_mappings_that_go_together(
     fewer = twins.exact[:1]
     with pytest.raises(IncompatibleModels, match="mapping 2 goes"):
         Session(twins.models, [*fewer, identity(other)])
-    with pytest.raises(WrongKind, match="mappings"):
-        Session(twins.models, fewer[0])  # type: ignore[arg-type]
-    with pytest.raises(WrongKind, match="model 'one'"):
-        Session({"one": twins.models["one"].module})  # type: ignore[dict-item]
-    with pytest.raises(WrongKind, match="models"):
-        Session([twins.models["one"]])  # type: ignore[arg-type]
-    with pytest.raises(WrongKind, match="policy"):
-        Session(twins.models, policy=0.1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="needs a model"):
         Session({})
     odd = replace(other, spec=replace(other.spec, tokenizer="another"))
@@ -541,5 +530,3 @@ def test_a_model_with_fewer_positions_refuses_before_it_maps(
 def test_a_policy_without_a_sensible_bound_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"bound|at least 1"):
         RePrefill(**given)
-    with pytest.raises(WrongKind, match="whole number"):
-        RePrefill(every=1.5)  # type: ignore[arg-type]
