@@ -67,8 +67,8 @@ class DomainsResult:
                 for text, name in shown
             )
             return (
-                f"of the gap, mappings calibrated on another kind of text recover {found} against "
-                "the one of that text's own kind"
+                "against the one of the text's own kind, mappings calibrated on another recover "
+                f"{found} of the gap"
             )
         said = []
         for name in self.mappings:
