@@ -124,6 +124,8 @@ class DomainsResult:
 
     def _cell(self, text: str, name: str, key: str, form: str) -> str:
         found = self.texts[text]
+        if name == "none" and key == "gap_recovered":
+            return "0%"  # by definition, and without an interval of rounding
         if name not in found.columns or (estimate := found.estimates(name)[key]) is None:
             return "–"
         return format(estimate, form) + (" *" if name == text and name in self.mappings else "")
