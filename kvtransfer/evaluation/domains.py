@@ -67,8 +67,8 @@ class DomainsResult:
                 for text, name in shown
             )
             return (
-                f"of the gap, mappings calibrated on another kind of text recover {found} against "
-                "the one of that text's own kind"
+                "against the one of the text's own kind, mappings calibrated on another recover "
+                f"{found} of the gap"
             )
         said = []
         for name in self.mappings:
@@ -124,6 +124,8 @@ class DomainsResult:
 
     def _cell(self, text: str, name: str, key: str, form: str) -> str:
         found = self.texts[text]
+        if name == "none" and key == "gap_recovered":
+            return "0%"  # by definition, and without an interval of rounding
         if name not in found.columns or (estimate := found.estimates(name)[key]) is None:
             return "–"
         return format(estimate, form) + (" *" if name == text and name in self.mappings else "")
