@@ -10,6 +10,7 @@ from rich.table import Table
 
 from kvtransfer.errors import TextError
 from kvtransfer.evaluation.conditions import Pair
+from kvtransfer.evaluation.figure import Figure, Listing
 from kvtransfer.evaluation.rivals import (
     beats_floor,
     change,
@@ -121,6 +122,30 @@ class DomainsResult:
                     end_section=key == SHOWN[-1][0],
                 )
         return table
+
+    def figures(self) -> tuple[Figure, ...]:
+        """The matrix, for the page: a table a measure."""
+        some = next(iter(self.texts.values()))
+        rows = [name for name in some.columns if name not in ("none", "own")]
+        return tuple(
+            Listing(
+                title=f"{title}, by what a mapping was calibrated on (rows) and what is read",
+                columns=("read on a prefix by", *self.texts),
+                rows=tuple(
+                    (
+                        name,
+                        *(
+                            found.estimates(name)[key] if name in found.columns else None
+                            for found in self.texts.values()
+                        ),
+                    )
+                    for name in rows
+                ),
+                forms=("", *(form for _ in self.texts)),
+                note="; ".join(f"{text}: n = {found.n}" for text, found in self.texts.items()),
+            )
+            for title, (key, form, _) in zip(("Gap recovered", "KL to own"), SHOWN, strict=True)
+        )
 
     def _cell(self, text: str, name: str, key: str, form: str) -> str:
         found = self.texts[text]

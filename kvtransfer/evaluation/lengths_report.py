@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
+from kvtransfer.evaluation.figure import Curve, Figure, Series
 from kvtransfer.evaluation.rivals import beats_floor, change, plain_change, plain_text, points
 from kvtransfer.evaluation.text import TextResult
 from kvtransfer.report import Estimate
@@ -122,6 +123,48 @@ class LengthsResult:
                     end_section=name == shown[-1],
                 )
         return table
+
+    def figures(self) -> tuple[Figure, ...]:
+        """What is recovered by length of the prefix, for the page."""
+        scored = next(iter(self.texts.values())).continuation
+        return tuple(
+            Curve(
+                title=title,
+                x="tokens of the prefix",
+                y=y,
+                series=tuple(
+                    Series(
+                        name=name,
+                        points=tuple(
+                            (length, each)
+                            for length, found in self.texts.items()
+                            if name in found.columns
+                            and (each := found.estimates(name)[key]) is not None
+                        ),
+                        control=name not in self.calibrated,
+                    )
+                    for name in names
+                ),
+                form=form,
+                note=f"n = {self.n}; the same {scored:,} tokens are scored at every length. "
+                f"{self._caption()}",
+            )
+            for title, y, key, form, names in (
+                (
+                    "Gap recovered by length of the prefix",
+                    "share of the gap from none to own",
+                    "gap_recovered",
+                    ".0%",
+                    [name for name in self._shown if name not in ("none", "own")],
+                ),
+                ("NLL by length", "nats a token", "nll", ".3f", list(self._shown)),
+            )
+        )
+
+    @property
+    def _shown(self) -> dict[str, None]:
+        """The conditions that were measured at any length, in order."""
+        return dict.fromkeys(name for found in self.texts.values() for name in found.columns)
 
     def _caption(self) -> str:
         known = [f"{name} {limit:,}" for name, limit in self.calibrated.items() if limit]

@@ -10,6 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from kvtransfer.evaluation.drawn import plot
+from kvtransfer.evaluation.figure import Curve, Figure, Series
 from kvtransfer.measures.intervals import Column, interval, mean
 from kvtransfer.report import Estimate, plain
 
@@ -19,8 +21,6 @@ METRICS = ("nll", "kl_to_own", "top1_agreement")
 CARRIED = ("whole", "new", "bound")
 ARMS = ("own", *CARRIED, "none")
 LETTERS = {"whole": "W", "new": "N", "bound": "B"}
-ROWS = 12
-"""Lines of the curve."""
 
 Columns = Mapping[str, Mapping[str, NDArray[np.float64]]]
 
@@ -156,6 +156,35 @@ class Turns:
         ]
         return Group(*said)
 
+    def figures(self) -> tuple[Figure, ...]:
+        """Drift by turn, for the page."""
+        about = (
+            f"n = {self.n} sessions of {self.turns} turns of {self.tokens} tokens; the models take "
+            "turns, so that neighbouring points are of different readers. whole: the cache is "
+            "mapped whole at each turn; new: only the tokens since the reader's last turn; bound: "
+            f"whole, read again beyond {self.bound:g} nats of drift."
+        )
+        return tuple(
+            Curve(
+                title=title,
+                x="turn",
+                y=y,
+                series=tuple(
+                    Series(
+                        name=arm,
+                        points=tuple(enumerate(self.by_turn(arm, metric), start=2)),
+                        control=arm in ("own", "none"),
+                    )
+                    for arm in arms
+                ),
+                note=f"{about} Lower is better.",
+            )
+            for title, y, metric, arms in (
+                ("Drift by turn", "KL to own, nats a token", "kl_to_own", CARRIED),
+                ("NLL by turn", "nats a token", "nll", ARMS),
+            )
+        )
+
     def curve(self) -> str:
         """KL by turn as a picture of characters, intervals and all."""
         return "\n".join(
@@ -211,37 +240,6 @@ class Turns:
                 str(turn + 2), reader, *(format(column[turn], form) for column in columns)
             )
         return table
-
-
-def plot(series: Mapping[str, Sequence[Estimate]], *, first: int) -> list[str]:
-    """Estimates as lines of characters: a letter for each value, a bar for each interval.
-
-    Args:
-        series: By letter, an estimate a place; all of one length.
-        first: Number of the first place.
-    """
-    everything = [each for column in series.values() for each in column]
-    top = max((each.value if each.high is None else each.high) for each in everything) or 1.0
-
-    def row(value: float) -> int:
-        return round(min(max(value, 0.0), top) / top * (ROWS - 1))
-
-    width = len(series) + 2
-    places = max(map(len, series.values()))
-    grid = [[" "] * (places * width) for _ in range(ROWS)]
-    for offset, (letter, column) in enumerate(series.items()):
-        for place, each in enumerate(column):
-            at = place * width + 1 + offset
-            if each.low is not None and each.high is not None:
-                for line in range(row(each.low), row(each.high) + 1):
-                    grid[line][at] = "│"
-            grid[row(each.value)][at] = letter
-    lines = [
-        f"{top * line / (ROWS - 1):8.3f} ┤{''.join(grid[line])}".rstrip()
-        for line in reversed(range(ROWS))
-    ]
-    numbers = "".join(str(first + place).center(width) for place in range(places))
-    return [*lines, f"{'turn':>8}  {numbers}".rstrip()]
 
 
 def _plain(estimates: Mapping[str, Estimate | None]) -> dict[str, Any]:

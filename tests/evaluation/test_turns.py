@@ -12,9 +12,10 @@ from rich.console import Console
 from scipy.stats import spearmanr
 
 from kvtransfer.errors import CacheLayoutError, IncompatibleModels, TextError
+from kvtransfer.evaluation.drawn import plot
 from kvtransfer.evaluation.evaluate import bare
 from kvtransfer.evaluation.turns import evaluate_turns
-from kvtransfer.evaluation.turns_report import Turns, _rank_correlation, plot
+from kvtransfer.evaluation.turns_report import Turns, _rank_correlation
 from kvtransfer.fitting.chunks import chunks
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.texts import builtin

@@ -11,6 +11,7 @@ from rich.table import Column as Header
 from rich.table import Table
 from rich.text import Text
 
+from kvtransfer.evaluation.figure import Figure, Listing
 from kvtransfer.measures.intervals import Column, interval
 from kvtransfer.report import Estimate, plain
 
@@ -148,11 +149,7 @@ class TaskReport:
             caption="paired bootstrap 95 % intervals over items; floor-normalised: chance taken "
             "off, as a share of own; gap: from none to own",
         )
-        groups: list[tuple[str, tuple[TaskResult, ...]]]
-        groups = [(task.name, (task,)) for task in self.tasks]
-        if len(self.tasks) > 1:
-            groups.append((f"mean of {len(self.tasks)} tasks", self.tasks))
-        for title, tasks in groups:
+        for title, tasks in self._groups():
             about = [title, f"n = {sum(task.n for task in tasks)}", f"chance {_chance(tasks):.0%}"]
             for row, name in enumerate(self.conditions):
                 found = estimates(tasks, name)
@@ -170,6 +167,38 @@ class TaskReport:
             Text(f"{name} was left out: {why}", style="dim") for name, why in self.missing.items()
         ]
         return Group(*parts)
+
+    def _groups(self) -> list[tuple[str, tuple[TaskResult, ...]]]:
+        """Each task, and all together where there are several."""
+        found = [(task.name, (task,)) for task in self.tasks]
+        together = [(f"mean of {len(self.tasks)} tasks", self.tasks)] if self.tasks[1:] else []
+        return [*found, *together]
+
+    def figures(self) -> tuple[Figure, ...]:
+        """A table a task, for the page."""
+        drawn = []
+        for title, tasks in self._groups():
+            by_name = {name: estimates(tasks, name) for name in self.conditions}
+            drawn.append(
+                Listing(
+                    title=title,
+                    columns=("condition", *(header for _, header, _ in COLUMNS)),
+                    rows=tuple(
+                        (
+                            name,
+                            *(
+                                None if (name, key) == ("source", "gap_to_source") else found[key]
+                                for key, _, _ in COLUMNS
+                            ),
+                        )
+                        for name, found in by_name.items()
+                    ),
+                    forms=("", *(form for *_, form in COLUMNS)),
+                    note=f"n = {sum(task.n for task in tasks)}; guessing gives "
+                    f"{_chance(tasks):.0%}. Floor-normalised: chance taken off, as a share of own.",
+                )
+            )
+        return tuple(drawn)
 
     def sentence(self) -> str:
         """What the tasks say, in a clause."""
