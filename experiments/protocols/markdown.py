@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from kvtransfer.evaluation.conditions import CONDITIONS
 from kvtransfer.report import Estimate
 
 RESULTS = Path(__file__).parent / "results"
@@ -37,10 +38,17 @@ def main() -> None:
         print()
 
 
+def ordered(of: dict[str, Any]) -> list[str]:
+    """Conditions in the order of the tables, other mappings last; JSON sorts its keys."""
+    first = [name for name in CONDITIONS if name in of]
+    return [*first, *(name for name in of if name not in first)]
+
+
 def conditions(of: dict[str, Any], metrics: tuple[tuple[str, str, str], ...]) -> str:
     """A row a condition."""
     rows = [
-        [name, *(cell(each[key], form) for key, _, form in metrics)] for name, each in of.items()
+        [f"`{name}`", *(cell(of[name][key], form) for key, _, form in metrics)]
+        for name in ordered(of)
     ]
     return table(["", *(header for _, header, _ in metrics)], rows)
 
@@ -50,7 +58,8 @@ def lengths(found: dict[str, Any]) -> str:
     shown = [each for each in TEXT if each[0] in SHOWN]
     rows = []
     for point in found["points"]:
-        for name, each in point["conditions"].items():
+        for name in ordered(point["conditions"]):
+            each = point["conditions"][name]
             if name == "none" and point is not found["points"][0]:
                 continue
             star = " *" if point["beyond_calibration"].get(name) else ""
@@ -70,7 +79,7 @@ def lengths(found: dict[str, Any]) -> str:
 def domains(found: dict[str, Any], key: str) -> str:
     """A row a mapping, a column a text."""
     texts = found["texts"]
-    names = [name for name in next(iter(texts.values()))["conditions"] if name != "own"]
+    names = [name for name in ordered(next(iter(texts.values()))["conditions"]) if name != "own"]
     form = ".0%" if key == "gap_recovered" else ".3f"
     rows = [
         [f"`{name}`", *(cell(of["conditions"][name][key], form) for of in texts.values())]
