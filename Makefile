@@ -2,11 +2,13 @@
 # make test   environment, install, every check and test
 #
 # An active virtual environment is used as it is, and a torch in it is left alone; otherwise .venv is
-# made. Name others with `make test VENV=path PYTHON=python3.12`.
+# made. Name others with `make test VENV=path PYTHON=python3.12`. Tests run in two processes, of some
+# 3 GB each: `make test WORKERS=0` for one.
 
 PYTHON ?= python3
 VENV ?= $(or $(VIRTUAL_ENV),.venv)
 BIN := $(VENV)/bin
+WORKERS ?= 2
 READY := $(VENV)/.kvtransfer-ready
 
 .PHONY: demo test lint clean
@@ -15,7 +17,7 @@ demo: $(READY)
 	$(BIN)/kvtransfer demo
 
 test: $(READY) lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -145,7 +145,7 @@ MISTAKES = {
         LENGTHS.replace("--mapping {mapping} ", ""),
         "no mapping to measure",
     ),
-    "a share to read again": (LENGTHS + "--recompute 0.5", "are not for --protocol lengths alone"),
+    "a share to read again": (LENGTHS + "--recompute 0.5", "are about text and guides"),
     "an unknown condition": (LENGTHS + "--conditions magic", "no condition magic"),
 }
 
