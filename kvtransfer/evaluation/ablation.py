@@ -22,7 +22,8 @@ from kvtransfer.guides.guide import Expect, Guide, Item, guides_of
 from kvtransfer.guides.seam import split
 from kvtransfer.hf.attention import looks
 from kvtransfer.hf.model import LanguageModel
-from kvtransfer.hf.run import Reader, prefill, score
+from kvtransfer.hf.reader import Reader
+from kvtransfer.hf.run import prefill, score
 from kvtransfer.measures.agreement import kl, nll
 from kvtransfer.measures.intervals import SEED
 from kvtransfer.report import Provenance

@@ -14,7 +14,7 @@ from torch import Tensor
 from kvtransfer.errors import UnsupportedModel
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.hf.model import LanguageModel
-from kvtransfer.hf.run import Reader
+from kvtransfer.hf.reader import Reader
 
 NEVER = -1e30
 """Stands for minus infinity, which some models give to words that they never say: it has

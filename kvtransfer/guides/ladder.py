@@ -26,7 +26,8 @@ from kvtransfer.guides.packed import PackedGuide
 from kvtransfer.guides.seam import Joint, split
 from kvtransfer.hf.fits import check_room, check_tables
 from kvtransfer.hf.model import DTYPES, LanguageModel, require_model
-from kvtransfer.hf.run import Reader, prefill
+from kvtransfer.hf.reader import Reader
+from kvtransfer.hf.run import prefill
 from kvtransfer.hf.variants import attending, in_dtype
 from kvtransfer.report import Provenance
 

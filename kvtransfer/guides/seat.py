@@ -17,7 +17,7 @@ from kvtransfer.geometry.spec import same_model, same_tokens
 from kvtransfer.guides.drift import Drift, RePrefill, drift_between, first_deviation, scored_at_most
 from kvtransfer.hf.fits import check_ids
 from kvtransfer.hf.model import LanguageModel
-from kvtransfer.hf.run import Reader
+from kvtransfer.hf.reader import Reader
 
 How = Literal["new", "whole", "prefill"]
 """How a model takes over. ``new``: it keeps the cache that it had when it was last current, and

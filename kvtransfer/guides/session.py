@@ -57,7 +57,8 @@ from kvtransfer.guides.seat import (
 from kvtransfer.hf.fits import check_fits, check_room
 from kvtransfer.hf.model import LanguageModel, require_model
 from kvtransfer.hf.pieces import pieces
-from kvtransfer.hf.run import Reader, end_tokens
+from kvtransfer.hf.reader import Reader
+from kvtransfer.hf.run import end_tokens
 
 
 class Session:

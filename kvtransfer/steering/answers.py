@@ -16,7 +16,8 @@ from kvtransfer.errors import SteeringError
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.geometry.join import stack
 from kvtransfer.hf.model import LanguageModel
-from kvtransfer.hf.run import Reader, end_tokens, prefill, score
+from kvtransfer.hf.reader import Reader
+from kvtransfer.hf.run import end_tokens, prefill, score
 from kvtransfer.hf.sample import Sampling
 from kvtransfer.steering.pairs import Said, prompt_ids
 

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.part import states
-from kvtransfer.hf.run import Reader, prefill
+from kvtransfer.hf.reader import Reader
+from kvtransfer.hf.run import prefill
 from kvtransfer.steering.frame import prompt
 from kvtransfer.steering.persona import Persona
 

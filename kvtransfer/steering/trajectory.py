@@ -13,7 +13,7 @@ from kvtransfer.geometry.hidden import each
 from kvtransfer.hf.cache import read
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.part import states
-from kvtransfer.hf.run import Reader
+from kvtransfer.hf.reader import Reader
 from kvtransfer.hf.sample import Sampling, drawable, text_ends
 from kvtransfer.steering.axis import NO_AXIS
 from kvtransfer.steering.edit import Intervention

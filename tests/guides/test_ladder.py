@@ -26,7 +26,8 @@ from kvtransfer.guides.ladder import Prompt, arms, reopened, spread, verify
 from kvtransfer.guides.ladder_report import Climb
 from kvtransfer.guides.rungs import RUNGS
 from kvtransfer.hf.model import LanguageModel, wrap
-from kvtransfer.hf.run import Reader, generate, prefill
+from kvtransfer.hf.reader import Reader
+from kvtransfer.hf.run import generate, prefill
 from kvtransfer.hf.variants import attending, in_dtype
 from tests.theorems.ropes import YARN
 

@@ -13,7 +13,8 @@ from kvtransfer.geometry.cache import KVCache
 from kvtransfer.hf.edited import Edit
 from kvtransfer.hf.graft import grafted
 from kvtransfer.hf.model import LanguageModel
-from kvtransfer.hf.run import Reader, generate, prefill, score
+from kvtransfer.hf.reader import Reader
+from kvtransfer.hf.run import generate, prefill, score
 from kvtransfer.steering.interventions import Ablate, Lag, Replace, Scale
 
 IDS = torch.randint(3, 500, (2, 24), generator=torch.Generator().manual_seed(0))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kvtransfer import KVCache, LanguageModel, Steer, extract, load, prefill
 from kvtransfer.hf.quiet import quiet
-from kvtransfer.hf.run import Reader
+from kvtransfer.hf.reader import Reader
 from kvtransfer.report import Provenance, to_json
 from kvtransfer.steering.pairs import prompt_ids, read_pairs
 
