@@ -92,7 +92,7 @@ def evaluate(
         from kvtransfer.steering.expression import entries
 
         quiet()
-        asked_gate = named_gate(gate)
+        asked_gate = named_gate(gate, mapping)
         names = USUAL if conditions is None else tuple(entries(conditions))
         shares = _shares(recompute)
         if max_guides is not None and max_guides < 1:

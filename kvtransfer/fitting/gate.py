@@ -12,13 +12,14 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from kvtransfer.fitting.mapping import KVMapping
-from kvtransfer.fitting.seen import CONTROL, COSINE
+from kvtransfer.fitting.seen import CONTROL, COSINE, KL
 from kvtransfer.measures.agreement import cosine_gain
 
-Measure = Literal["cosine-gain", "cosine", "r2-keys", "r2-values", "probe"]
+Measure = Literal["kl", "cosine-gain", "cosine", "r2-keys", "r2-values", "probe"]
 
 MEASURES: Mapping[Measure, str] = MappingProxyType(
     {
+        "kl": "KL taken away",
         "cosine-gain": "attention's cosine gain",
         "cosine": "attention cosine",
         "r2-keys": "R² of keys",
@@ -30,6 +31,7 @@ MEASURES: Mapping[Measure, str] = MappingProxyType(
 
 NAMES: Mapping[Measure, str] = MappingProxyType(
     {
+        "kl": KL,
         "cosine": COSINE,
         "r2-keys": "held-out R² of keys",
         "r2-values": "held-out R² of values",
@@ -52,10 +54,11 @@ class Gate:
     False
     """
 
-    measure: Measure = "cosine-gain"
-    """``cosine-gain`` is the attention cosine less that of the shuffled control, as a share of what
-    that lacks to 1: 0 is as good as average tokens, 1 as good as the target's own prefix."""
-    threshold: float = 0.4
+    measure: Measure = "kl"
+    """``kl`` is the share that the mapped prefix takes away of the KL to the target's own
+    predictions which no prefix leaves; ``cosine-gain`` the attention cosine less that of the
+    shuffled control, as a share of what that lacks to 1. Both are 1 on the target's own prefix."""
+    threshold: float = 0.5
 
     def __post_init__(self) -> None:
         if self.measure not in MEASURES:
@@ -85,7 +88,7 @@ class Gate:
             threshold = float(number)
         except ValueError:
             raise ValueError(
-                f"--gate takes a number, such as 0.4 or probe=0.3, or 'none', not {text!r}"
+                f"--gate takes a number, such as 0.5 or probe=0.3, or 'none', not {text!r}"
             ) from None
         return cls(measure, threshold)
 
