@@ -84,7 +84,7 @@ def measured(source: LanguageModel, target: LanguageModel, size: Size) -> dict[s
     )
     # Windows that a source with another tokenizer cannot read are left out, and eight are needed.
     alike = same_tokens(source.spec, target.spec)
-    probed = probe(source, target, builtin("heldout"), tokens=512 if alike else 768)
+    probed = probe(source, target, builtin("heldout"), tokens=512 if alike else 1_280)
     looked_at = time.perf_counter()
     text = evaluate(
         source,
