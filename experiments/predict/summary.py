@@ -158,7 +158,7 @@ def main() -> None:
     ]
     document = {"usable": USABLE, "directions": rows, "judged": summary}
     (HERE / "summary.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    draw(rows, summary["kl"], HERE / "picture.png", usable=USABLE)
+    draw(rows, summary["gap"], HERE / "picture.png", usable=USABLE)
     print(_directions(directions), "\n")
     for outcome in summary:
         print(f"{outcome}\n\n{_judged(summary[outcome])}\n")

@@ -136,7 +136,7 @@ class Judgement:
         if self.value is None:
             return f"the gate cannot judge: {self.why}"
         where, sign = ("below", "<") if self.below else ("above", "≥")
-        return f"{where} the gate: {name} {self.value:.2f} {sign} {threshold:g} on {self.on}"
+        return f"{where} the gate: {name} {self.value:.3g} {sign} {threshold:g} on {self.on}"
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON shape that scripts rely on; ``value`` and ``below`` may be null."""

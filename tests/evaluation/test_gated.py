@@ -64,9 +64,9 @@ def test_below_is_said_everywhere_and_the_verdict_stays(
 ) -> None:
     report = gated(itself, mapping, Gate("r2-keys", 0.95))
 
-    said = "below the gate: R² of keys 0.90 < 0.95 on its fit's held-out text"
+    said = "below the gate: R² of keys 0.9 < 0.95 on its fit's held-out text"
     assert said in report.sentence()
-    assert "Below the gate: R² of keys 0.90 < 0.95" in printed(report)
+    assert "Below the gate: R² of keys 0.9 < 0.95" in printed(report)
     assert bool(report) == bool(itself)
     above = gated(itself, mapping, Gate("r2-keys", 0.85))
     assert "gate" not in above.sentence()
