@@ -50,6 +50,12 @@ OFF = "none"
 class Gate:
     """A measure and what it must reach.
 
+    The usual one is what foretold best which of 21 pair-directions would recover half of their gap
+    in NLL on other documents: Spearman 0.96 (0.85 to 0.99) with the share recovered, 0.94 or more
+    without any one family of pairs, and at 0.5 right for all 21, 16 of them usable. R² of values,
+    the best of what does not ask for the target's predictions, has 0.89 (0.69 to 0.96)
+    (experiments/predict).
+
     >>> Gate().of(mapping).below
     False
     """
