@@ -22,21 +22,10 @@ DIRECTIONS: tuple[tuple[str, str, str], ...] = (
     ("20l", "smollm2-135m", "shortened"),
     ("untrained", "smollm2-135m", "untrained"),
     ("noised", "smollm2-135m", "noised"),
-    ("broken", "smollm2-135m", "permuted"),
+    ("17l", "smollm2-135m", "shortened"),
     ("tiny-6l", "smollm2-135m", "other tokenizer"),
+    ("noised-less", "smollm2-135m", "noised"),
     ("smollm2-135m", "telegram", "fine-tuned"),
     ("24l-unhealed", "smollm2-135m", "shortened"),
-    ("17l", "smollm2-135m", "shortened"),
-    ("noised-more", "smollm2-135m", "noised"),
-    ("smollm2-135m", "20l", "shortened"),
-    ("24l-half-healed", "smollm2-135m", "healed"),
-    ("smollm2-135m", "twin", "permuted"),
-    ("smollm2-135m", "tiny-6l", "other tokenizer"),
-    ("telegram-gentle", "smollm2-135m", "fine-tuned"),
-    ("smollm2-135m", "noised", "noised"),
-    ("24l", "telegram", "fine-tuned"),
-    ("28l", "smollm2-135m", "shortened"),
-    ("smollm2-135m", "broken", "permuted"),
 )
-"""Source, target, family; the varied ones first, so that a study that is cut short is no worse than
-a smaller one."""
+"""Source, target, family."""

@@ -1,7 +1,7 @@
 """The models of the study, by name: trained ones, and what can be done to them.
 
-All are made from two bases, SmolLM2-135M and the tiny ones, and from adapters that this repository
-holds; nothing is trained here.
+All are made from SmolLM2-135M and the tiny models, and from adapters that this repository holds;
+nothing is trained here.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -10,14 +10,12 @@ from functools import cache
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from experiments.siblings import lora, sibling, taught
+from experiments.siblings import sibling, taught
 from kvtransfer import LanguageModel, load, wrap
 from kvtransfer.hf.materialise import materialise
 from kvtransfer.hf.spec import spec_of
-from kvtransfer.zoo import ZOO
 from tests.theorems.twins import attentions, twin_of
 
 SMOLLM2 = "smollm2-135m"
@@ -41,16 +39,9 @@ def named(name: str, module: Any, like: LanguageModel) -> LanguageModel:
     return wrap(module.eval(), like.tokenizer, spec)
 
 
-def shortened(name: str, without: Collection[int], *, healed: float = 0.0) -> LanguageModel:
-    """SmolLM2 without some layers, and a share of the adapter that heals the lack of six."""
-    module: Any = sibling.load(materialise(SMOLLM2), torch.bfloat16, without=without)
-    if healed:
-        adapter = load_file(ZOO["smollm2-24l"].folder / "adapter.safetensors")  # type: ignore[union-attr]
-        scaled = {
-            key: healed * tensor.float() if key.endswith(".B") else tensor
-            for key, tensor in adapter.items()
-        }
-        lora.merge(module, scaled)
+def shortened(name: str, without: Collection[int]) -> LanguageModel:
+    """SmolLM2 without some layers, and with nothing to heal the lack."""
+    module = sibling.load(materialise(SMOLLM2), torch.bfloat16, without=without)
     return named(name, module, base(SMOLLM2))
 
 
@@ -97,18 +88,13 @@ def twin(name: str, alias: str) -> LanguageModel:
 MODELS: Mapping[str, Callable[[], LanguageModel]] = {
     SMOLLM2: lambda: base(SMOLLM2),
     "24l": lambda: base("smollm2-24l"),
-    "24l-half-healed": lambda: shortened("24l-half-healed", sibling.DROPPED, healed=0.5),
     "24l-unhealed": lambda: shortened("24l-unhealed", sibling.DROPPED),
-    "28l": lambda: shortened("28l", (12, 26)),
     "20l": lambda: shortened("20l", HALF_AGAIN),
     "17l": lambda: shortened("17l", EVERY_SECOND),
     "telegram": lambda: taught.taught("telegram", "bfloat16"),
-    "telegram-gentle": lambda: taught.taught("telegram-gentle", "bfloat16"),
     "untrained": lambda: untrained("untrained", SMOLLM2),
     "noised": lambda: noised("noised", SMOLLM2, 0.3),
-    "noised-more": lambda: noised("noised-more", SMOLLM2, 0.6),
-    "broken": lambda: broken("broken", SMOLLM2),
-    "twin": lambda: twin("twin", SMOLLM2),
+    "noised-less": lambda: noised("noised-less", SMOLLM2, 0.15),
     "tiny-4l": lambda: base("tiny-4l"),
     "tiny-6l": lambda: base("tiny-6l"),
     "tiny-untrained": lambda: untrained("tiny-untrained", "tiny-6l"),

@@ -116,6 +116,9 @@ def judged(name: str, directions: list[Direction], outcome: str) -> dict[str, An
         without = association.without_each(correlation, x, y, families)
         document[f"{kind}_without_family"] = without
     if usable.any() and not usable.all():
+        document["spearman_among_usable"] = association.correlated(
+            association.spearman, x[usable], y[usable]
+        ).to_dict()
         document |= {
             "auc": association.auc_interval(x, usable).to_dict(),
             "threshold": association.threshold(x, usable),
@@ -155,7 +158,7 @@ def main() -> None:
     ]
     document = {"usable": USABLE, "directions": rows, "judged": summary}
     (HERE / "summary.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    draw(rows, summary["kl"], HERE / "picture.png", usable=USABLE)
+    draw(rows, summary["gap"], HERE / "picture.png", usable=USABLE)
     print(_directions(directions), "\n")
     for outcome in summary:
         print(f"{outcome}\n\n{_judged(summary[outcome])}\n")
@@ -179,15 +182,16 @@ def _directions(directions: list[Direction]) -> str:
 
 def _judged(found: Mapping[str, Any]) -> str:
     lines = [
-        "| predictor | Pearson | Spearman | … least without a family | AUC | threshold "
-        "| right, left out | right, family left out |",
-        "|---" * 8 + "|",
+        "| predictor | Pearson | Spearman | … least without a family | … among usable | AUC "
+        "| threshold | right, left out | right, family left out |",
+        "|---" * 9 + "|",
     ]
     for name, each in found.items():
         least = min(each["spearman_without_family"].values())
         cells = [name, *(_number(each[kind]) for kind in ("pearson", "spearman")), f"{least:.2f}"]
         if "auc" in each:
-            cells += [_number(each["auc"]), f"{each['threshold']:.3g}"]
+            cells += [_number(each[kind]) for kind in ("spearman_among_usable", "auc")]
+            cells += [f"{each['threshold']:.3g}"]
             cells += [f"{each[key]:.0%}" for key in ("left_out", "family_left_out")]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

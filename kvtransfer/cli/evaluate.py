@@ -127,7 +127,7 @@ def evaluate(
 
         quiet()
         # All that can be said to be wrong is said before models are loaded.
-        asked_gate = named_gate(gate)
+        asked_gate = named_gate(gate, mapping)
         names = None if conditions is None else tuple(entries(conditions))
         shares = _shares(recompute)
         if max_guides is not None and max_guides < 1:

@@ -13,20 +13,23 @@ GateOption = Annotated[
     str | None,
     typer.Option(
         help="What a mapping must reach, or 'below the gate' is said: a number for the usual "
-        "measure, MEASURE=NUMBER (cosine-gain, cosine, r2-keys, r2-values, probe), or 'none'."
+        "measure, MEASURE=NUMBER (kl, cosine-gain, cosine, r2-keys, r2-values, probe), or 'none'."
     ),
 ]
 
 
-def named_gate(given: str | None) -> "Gate | None":
-    """What --gate asks for.
+def named_gate(given: str | None, mapping: str | None) -> "Gate | None":
+    """What --gate asks for; the usual gate where nothing is asked.
 
     Raises:
-        ValueError: it is no gate.
+        ValueError: it is no gate, or there is no mapping that it could judge.
     """
     from kvtransfer.fitting.gate import Gate
 
-    return Gate() if given is None else Gate.parse(given)
+    gate = Gate() if given is None else Gate.parse(given)
+    if given is not None and gate is not None and mapping is None:
+        raise ValueError(f"--gate {given} judges a mapping, and there is no --mapping")
+    return gate
 
 
 def probed(

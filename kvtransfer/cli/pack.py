@@ -104,7 +104,7 @@ def transfer(
         from kvtransfer.report import to_json
 
         quiet()
-        asked_gate = named_gate(gate)
+        asked_gate = named_gate(gate, mapping)
         shelf.refuse_foreign(out)
         found = GuidePack.from_pretrained(pack)
         fitted = KVMapping.from_pretrained(mapping)

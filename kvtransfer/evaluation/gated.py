@@ -48,8 +48,8 @@ def gated(
 ) -> EvalReport:
     """The report with what ``gate`` says under ``gate``; as it is where there is none.
 
-    Cosines are those of the report's text, R² is what was recorded when the mapping was fitted, and
-    so are cosines where no text was read or a control is missing.
+    KL and cosines are those of the report's text. R² is what was recorded when the mapping was
+    fitted, and so are the others where no text was read, or a control is missing.
 
     Args:
         report: Of an evaluation of ``mapping``.
@@ -69,17 +69,21 @@ def gated(
 
 
 def _measured(gate: Gate, text: TextResult) -> float | None:
-    """A cosine, or its gain, of the text; None where it was not measured."""
-    ours, control = (
-        text.columns.get(name, {}).get("attention_cosine") for name in ("mapped", "shuffled")
-    )
-    if ours is None or gate.measure not in ("cosine", "cosine-gain"):
-        return None
+    """What the gate looks at, of the text; None where it was not measured, or is no share."""
+    if gate.measure == "kl":
+        ours, none = _mean(text, "mapped", "kl_to_own"), _mean(text, "none", "kl_to_own")
+        return None if ours is None or not none else 1 - ours / none
+    ours, control = (_mean(text, name, "attention_cosine") for name in ("mapped", "shuffled"))
     if gate.measure == "cosine":
-        return float(ours.mean())
-    if control is None or not control.mean() < 1:
+        return ours
+    if gate.measure != "cosine-gain" or ours is None or control is None or control >= 1:
         return None
-    return cosine_gain(float(ours.mean()), float(control.mean()))
+    return cosine_gain(ours, control)
+
+
+def _mean(text: TextResult, condition: str, metric: str) -> float | None:
+    column = text.columns.get(condition, {}).get(metric)
+    return None if column is None else float(column.mean())
 
 
 __all__ = ["Gated", "gated"]

@@ -39,13 +39,12 @@ def test_eval_says_whether_the_gate_is_reached_and_exits_as_ever(scored: Any) ->
 
     gate = usual["gate"]
     assert gate.keys() == {"measure", "value", "threshold", "below", "on", "why"}
-    ours, control = (
-        usual["text"]["conditions"][name]["attention_cosine"]["value"]
-        for name in ("mapped", "shuffled")
-    )
-    assert gate["value"] == pytest.approx((ours - control) / (1 - control))
+    found = usual["text"]["conditions"]
+    ours, none = (found[name]["kl_to_own"]["value"] for name in ("mapped", "none"))
+    cosine = found["mapped"]["attention_cosine"]["value"]
+    assert gate["value"] == pytest.approx(1 - ours / none)
     assert gate["below"] == (gate["value"] < gate["threshold"])
-    assert (lenient["gate"]["value"], lenient["gate"]["below"]) == (pytest.approx(ours), False)
+    assert (lenient["gate"]["value"], lenient["gate"]["below"]) == (pytest.approx(cosine), False)
     assert "gate" not in off
     assert code == same == also
 
@@ -107,3 +106,10 @@ def test_what_is_no_gate_is_a_usage_error(
     assert "gate" in done.stderr.splitlines()[0]
     assert done.stderr.splitlines()[1].startswith("hint: ")
     assert not (tmp_path / "to").exists()
+
+
+def test_a_gate_without_a_mapping_is_a_usage_error(run: Run, places: dict[str, Path]) -> None:
+    done = run("eval", places["source"], places["target"], "--gate", "0.3")
+
+    assert (done.code, done.stdout) == (2, "")
+    assert "--gate 0.3 judges a mapping, and there is no --mapping" in done.stderr

@@ -6,16 +6,16 @@ from itertools import islice
 from typing import Any
 
 import pytest
-import torch
 
+from kvtransfer.evaluation.evaluate import evaluate
 from kvtransfer.fitting.chunks import chunks
 from kvtransfer.fitting.diagnose import diagnose
 from kvtransfer.fitting.fit import fit
-from kvtransfer.fitting.gate import MEASURES, Gate
+from kvtransfer.fitting.gate import MEASURES, Gate, Measure
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.refine import refine
 from kvtransfer.fitting.refine_settings import RefineSettings
-from kvtransfer.fitting.seen import CONTROL, COSINE, seen
+from kvtransfer.fitting.seen import CONTROL, COSINE, KL, seen
 from kvtransfer.fitting.settings import FitSettings
 from kvtransfer.fitting.texts import builtin
 from kvtransfer.hf.model import LanguageModel
@@ -49,11 +49,11 @@ def test_a_gate_is_read_as_it_is_written(text: str, gate: Gate | None) -> None:
     ("text", "says"),
     [
         ("", "takes a number"),
-        ("high", "takes a number, such as 0.4 or probe=0.3, or 'none', not 'high'"),
+        ("high", "takes a number, such as 0.5 or probe=0.3, or 'none', not 'high'"),
         ("probe", "takes a number"),
         ("probe=", "takes a number"),
         ("cosine=0.9=1", "looks at 'cosine=0.9'"),
-        ("r2=0.5", "looks at 'r2'; one of cosine-gain, cosine, r2-keys, r2-values, probe"),
+        ("r2=0.5", "looks at 'r2'; one of kl, cosine-gain, cosine, r2-keys, r2-values, probe"),
         ("=0.5", "looks at ''"),
         ("nan", "a gate of nan"),
         ("inf", "a gate of inf"),
@@ -75,14 +75,16 @@ def test_the_gain_is_what_the_control_lacks_and_the_mapping_brings() -> None:
 
 
 def test_a_gate_compares_with_what_was_recorded(make_mapping: MakeMapping) -> None:
-    mapping = carrying(make_mapping(), **{COSINE: 0.9, CONTROL: 0.8, "held-out R² of keys": 0.25})
+    mapping = carrying(
+        make_mapping(), **{KL: 0.6, COSINE: 0.9, CONTROL: 0.8, "held-out R² of keys": 0.25}
+    )
 
     found = {name: Gate(name, 0.5).of(mapping).to_dict() | {"on": ...} for name in MEASURES}
 
     values = {name: each["value"] for name, each in found.items()}
     below = {name: each["below"] for name, each in found.items()}
     assert values["cosine-gain"] == pytest.approx(0.5)
-    assert (values["cosine"], values["r2-keys"]) == (0.9, 0.25)
+    assert (values["kl"], values["cosine"], values["r2-keys"]) == (0.6, 0.9, 0.25)
     assert values["r2-values"] is values["probe"] is None
     assert (below["cosine"], below["r2-keys"], below["r2-values"]) == (False, True, None)
     assert Gate("cosine", 0.9).of(mapping).below is False  # reached
@@ -99,28 +101,30 @@ def test_what_it_says_has_both_numbers(make_mapping: MakeMapping) -> None:
 
 
 @pytest.mark.parametrize(
-    "quality",
+    ("measure", "quality"),
     [
-        {},
-        {COSINE: 0.9},
-        {CONTROL: 0.9},
-        {COSINE: "high", CONTROL: 0.5},
-        {COSINE: float("nan"), CONTROL: 0.5},
-        {COSINE: True, CONTROL: 0.5},
-        {COSINE: 1.0, CONTROL: 1.0},
-        {COSINE + ", before refining": 0.9, CONTROL + ", before refining": 0.5},
+        ("kl", {}),
+        ("kl", {KL: "high"}),
+        ("kl", {KL: float("nan")}),
+        ("kl", {KL: True}),
+        ("kl", {f"{KL}, before refining": 0.9}),
+        ("cosine-gain", {COSINE: 0.9}),
+        ("cosine-gain", {CONTROL: 0.9}),
+        ("cosine-gain", {COSINE: 1.0, CONTROL: 1.0}),
     ],
     ids=str,
 )
 def test_what_is_not_carried_cannot_be_judged_and_that_is_said(
-    make_mapping: MakeMapping, quality: dict[str, Any]
+    make_mapping: MakeMapping, measure: Measure, quality: dict[str, Any]
 ) -> None:
-    found = Gate().of(carrying(make_mapping(), **quality))
+    gate = Gate(measure, 0.4)
+    found = gate.of(carrying(make_mapping(), **quality))
 
     assert found.below is None
     assert found.said().startswith("the gate cannot judge: the mapping does not carry")
     assert "fit it again" in found.to_dict()["why"]
-    assert Gate().of(carrying(make_mapping(), **{COSINE: 0.9, CONTROL: 0.5})).below is False
+    whole = carrying(make_mapping(), **{KL: 0.9, COSINE: 0.9, CONTROL: 0.5})
+    assert gate.of(whole).below is False
 
 
 def test_what_is_recorded_is_what_diagnose_finds(
@@ -138,7 +142,7 @@ def test_what_is_recorded_is_what_diagnose_finds(
     assert look.margin is not None
     assert found[COSINE] == pytest.approx(look.cosine.value, abs=1e-4)
     assert found[CONTROL] == pytest.approx(look.cosine.value - look.margin.value, abs=2e-4)
-    assert seen(make_mapping(shuffled=False), source, target, [windows[0]]).keys() == {COSINE}
+    assert seen(make_mapping(shuffled=False), source, target, [windows[0]]).keys() == {COSINE, KL}
     assert abs(cosine_gain(found[COSINE], found[CONTROL])) < 0.5  # random maps gain nothing
 
 
@@ -150,20 +154,36 @@ def test_a_fit_records_it_and_so_does_refining(tiny: Callable[..., LanguageModel
     quick = RefineSettings(windows=2, prefix=16, continuation=8, heldout=1, rank=2)
     refined = refine(report.mapping, model, model, builtin("fit"), quick).mapping
 
+    assert report.mapping.quality[KL] > 0.99
     assert report.mapping.quality[COSINE] > 0.999
     assert report.mapping.quality[CONTROL] < 0.95
     assert report.to_dict()["quality"] == report.mapping.quality
     assert report.seconds["look"] > 0
     assert Gate(threshold=0.95).of(report.mapping).below is False
-    assert {COSINE, CONTROL, f"{COSINE}, before refining"} <= refined.quality.keys()
+    assert {KL, COSINE, CONTROL, f"{KL}, before refining"} <= refined.quality.keys()
     assert Gate(threshold=0.95).of(refined).below is False
 
 
-def test_a_fit_that_cannot_work_is_below_the_gate(
-    source: LanguageModel, target: LanguageModel
+def test_kl_taken_away_is_what_eval_finds_on_the_same_ids(
+    source: LanguageModel, target: LanguageModel, make_mapping: MakeMapping
 ) -> None:
-    """Random models of other shapes have little to tell each other."""
-    mapping = fit(source, target, builtin("fit"), QUICK).mapping
+    """Of random maps next to nothing, or less."""
+    mapping = make_mapping()
+    windows = list(islice(chunks(builtin("heldout"), target.encode, length=33), 3))
 
-    assert Gate().of(mapping).below is True
-    assert torch.isfinite(torch.tensor(Gate().of(mapping).value))
+    found = seen(mapping, source, target, [ids[:-1] for ids in windows])
+    text = evaluate(
+        source,
+        target,
+        mapping,
+        texts=builtin("heldout"),
+        conditions=("mapped",),
+        prefix=17,
+        continuation=16,
+        items=3,
+    ).text
+
+    assert text is not None
+    ours, none = (text.columns[name]["kl_to_own"].mean() for name in ("mapped", "none"))
+    assert found[KL] == pytest.approx(1 - ours / none, abs=1e-3)
+    assert Gate().judge(found[KL], on="this").below is True
