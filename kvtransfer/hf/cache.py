@@ -160,8 +160,8 @@ def _of_layer(index: int, layer: Any) -> _Pair:
         if layer._quantized_keys is None:
             return _Pair(None, None, kind)
         # Updating with no tokens gives everything back dequantised; a copy, because it counts.
-        none = _no_tokens(layer)
-        return _Pair(*copy(layer).update(*none), kind, f"dequantised from a {kind}")
+        keys, values = copy(layer).update(*_no_tokens(layer))
+        return _Pair(keys, values, kind, f"dequantised from a {kind}")
     keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
     if not isinstance(keys, Tensor) or not isinstance(values, Tensor):
         return _Pair(keys, values, kind)
