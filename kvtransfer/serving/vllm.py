@@ -5,7 +5,6 @@ it says how many tokens of a request it has; in the worker it writes them, throu
 the engine's attention has for its own keys and values, so that it knows no layout of any backend.
 """
 
-import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
 )
+from vllm.logger import init_logger
 
 from kvtransfer.errors import ArtifactError, UnsupportedModel
 from kvtransfer.geometry.spec import ModelSpec
@@ -28,7 +28,7 @@ from kvtransfer.serving.content import Content
 from kvtransfer.serving.desk import Desk
 from kvtransfer.serving.library import Library
 
-log = logging.getLogger(__name__)
+log = init_logger(f"vllm.{__name__}")
 
 VERSION = "0.32."
 """The interface is marked experimental: a connector is written for one version."""

@@ -281,8 +281,7 @@ def test_a_mapped_guide_stays_under_its_salt(
     assert_same(after, own)
     # And it was in the engine's cache, for those who name the salt: the test could have failed.
     assert under.cached > 0
-    assert_same(under, mapped)
-    assert differs(mapped, own)
+    assert differs(under, own) and differs(mapped, own)
 
 
 @pytest.mark.parametrize("salt", [None, "another"])
