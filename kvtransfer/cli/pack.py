@@ -190,7 +190,10 @@ def request(
     prompt: Annotated[str, typer.Option(help="What is said after the guide.")],
     model: Annotated[
         str | None,
-        typer.Option(help="As the server calls it, where its tokenizer is; the pack's by default."),
+        typer.Option(help="The pack's model, where its tokenizer lies elsewhere now."),
+    ] = None,
+    served: Annotated[
+        str | None, typer.Option(help="What the server calls the model; its name if not given.")
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 128,
 ) -> None:
@@ -204,8 +207,9 @@ def request(
         from kvtransfer.serving.request import completion
 
         quiet()
-        served = model or GuidePack.from_pretrained(pack).maker.spec.name
-        body = completion(pack, name, prompt, model=served, max_tokens=max_new_tokens)
+        reader = model or GuidePack.from_pretrained(pack).maker.spec.name
+        body = completion(pack, name, prompt, model=reader, max_tokens=max_new_tokens)
+        body["model"] = served or reader
         sys.stdout.write(json.dumps(body) + "\n")
 
 

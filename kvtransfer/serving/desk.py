@@ -60,7 +60,7 @@ class Offer:
         if self.salt is not None and salt != self.salt:
             raise GuideRefused(
                 f"the guide {name!r} was mapped from another model, and the request's cache_salt "
-                f"is {f'{salt!r}'[:80]}",
+                f"is {repr(salt)[:80]}",
                 hint=f'send "cache_salt": "{self.salt}": under the plain hash of its ids every '
                 "request that begins with them would read the approximation",
             )

@@ -25,7 +25,7 @@ def completion(
         pack: Its folder, by whose name the server has it.
         name: Of the guide.
         prompt: What follows the guide; where that is a system message, what the user says.
-        model: As the server calls it, and a name or folder from which its tokenizer is loaded.
+        model: Its name or folder, from which its tokenizer is loaded.
         max_tokens: To be written.
 
     Raises:
@@ -40,7 +40,14 @@ def completion(
     content = Content.of(guide)
     tokenizer = load_tokenizer(locate(model))
     put = split_chat if guide.made.get("chat") else split
-    joint = put(tokenizer, guide.text, prompt)
+    try:
+        joint = put(tokenizer, guide.text, prompt)
+    except SeamError as error:
+        raise SeamError(
+            error.message,
+            hint="a server takes a guide whole: begin the prompt with a space or a line break, or "
+            "let the guide end at one",
+        ) from error
     ids, opening = content.prepared.ids, opening_of(tokenizer)
     begun = torch.equal(joint.hidden[: len(opening)], opening)
     hidden = joint.hidden if begun else torch.cat((opening, joint.hidden))

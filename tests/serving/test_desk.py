@@ -1,5 +1,6 @@
 """Which guide a request may have: by names alone, of this model, on these very ids."""
 
+import copy
 import logging
 import shutil
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from kvtransfer.errors import (
     CacheLayoutError,
     GuideRefused,
     IncompatibleModels,
+    SeamError,
 )
 from kvtransfer.fitting.fit import fit
 from kvtransfer.fitting.settings import FitSettings
@@ -377,9 +379,7 @@ def test_what_no_prefix_is_made_of_is_refused(model: LanguageModel, wrong: str) 
 def test_the_request_that_is_written_is_one_that_gets_its_guide(
     packs: Path, desk: Desk, model: LanguageModel, tmp_path: Path
 ) -> None:
-    model.module.config.save_pretrained(tmp_path / "model")
-    model.tokenizer.save_pretrained(tmp_path / "model")
-    name = str(tmp_path / "model")
+    name = named(model, tmp_path)
 
     for pack in ("own", "mapped"):
         body = completion(packs / pack, "harbour", " Then", model=name, max_tokens=3)
@@ -391,3 +391,42 @@ def test_the_request_that_is_written_is_one_that_gets_its_guide(
     assert "cache_salt" not in completion(
         packs / "own", "harbour", " Then", model=name, max_tokens=3
     )
+
+
+def test_a_guide_without_a_seam_to_the_prompt_is_said(
+    packs: Path, model: LanguageModel, tmp_path: Path
+) -> None:
+    name = named(model, tmp_path)
+
+    with pytest.raises(SeamError, match="the live text is empty") as caught:
+        completion(packs / "own", "harbour", "", model=name, max_tokens=3)
+    assert "back-off" not in str(caught.value.hint)
+
+
+def test_a_system_message_is_asked_for_as_its_template_writes_it(
+    model: LanguageModel, tmp_path: Path
+) -> None:
+    tokenizer = copy.deepcopy(model.tokenizer)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    chatty = replace(model, tokenizer=tokenizer)
+    pack = GuidePack.build(chatty, GUIDES, chat=True)
+    pack.save_pretrained(tmp_path / "packs" / "chat")
+
+    body = completion(
+        tmp_path / "packs" / "chat", "harbour", "When?", model=named(chatty, tmp_path), max_tokens=3
+    )
+    assert model.decode(body["prompt"]) == (
+        f"system: {GUIDES['harbour']}\nuser: When?\nassistant: "
+    )
+    desk = Desk(Library(tmp_path / "packs"), chatty.spec)
+    assert desk.decide("r", body["kv_transfer_params"], body["prompt"], None) is not None
+
+
+def named(model: LanguageModel, folder: Path) -> str:
+    """A folder with the model's config and tokenizer, and no weights."""
+    model.module.config.save_pretrained(folder / "model")
+    model.tokenizer.save_pretrained(folder / "model")
+    return str(folder / "model")

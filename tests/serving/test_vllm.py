@@ -38,6 +38,10 @@ from kvtransfer.serving.vllm import reader_of  # noqa: E402
 
 MODEL, SOURCE = "tiny-6l", "tiny-4l"
 NEW = 12
+BLOCKS = 16
+"""Of 128 tokens, one of them the engine's own: seven requests go in at once, while they have no
+more than 256 tokens each."""
+
 CLOSE = 1e-4
 """Of log-probabilities in float32: other shapes of matrices round otherwise."""
 
@@ -101,6 +105,8 @@ def engine(packs: Path) -> Iterator[Any]:
         enforce_eager=True,
         max_model_len=512,
         max_num_seqs=8,
+        num_gpu_blocks_override=BLOCKS,
+        disable_log_stats=False,
         distributed_executor_backend="uni",
         skip_tokenizer_init=True,
         kv_transfer_config=transfer(packs),
@@ -137,7 +143,7 @@ class Asking(NamedTuple):
 def ask(engine: Any) -> Any:
     """Sends requests, all of them in one batch."""
 
-    def send(*requests: Asking) -> list[Said]:
+    def send(*requests: Asking, new: int = NEW) -> list[Said]:
         prompts = [
             {"prompt_token_ids": list(each.prompt)}
             | ({} if each.salt is None else {"cache_salt": each.salt})
@@ -146,8 +152,9 @@ def ask(engine: Any) -> Any:
         sampling = [
             vllm.SamplingParams(
                 temperature=0,
-                max_tokens=NEW,
+                max_tokens=new,
                 logprobs=5,
+                ignore_eos=True,
                 detokenize=False,
                 extra_args={"kv_transfer_params": each.params} if each.params else None,
             )
@@ -267,6 +274,26 @@ def test_requests_of_one_batch_keep_to_their_own_guides(
     for one, other in zip(alone, together, strict=True):
         assert_same(one, other)
     assert differs(together[0], together[3]) and differs(together[5], together[2])
+
+
+def test_who_had_to_make_room_gets_its_guide_again(
+    ask: Any, engine: Any, packs: Path, model: LanguageModel, fresh: Iterator[str]
+) -> None:
+    prompt = prompt_of(packs, model)
+    params = [wanted("own"), None, wanted("random"), wanted("own"), None, wanted("random"), None]
+
+    def preempted() -> int:
+        found = (each for each in engine.get_metrics() if each.name == "vllm:num_preemptions")
+        return sum(each.value for each in found)
+
+    alone = [ask(Asking(prompt, each, next(fresh)), new=90)[0] for each in params[:3]]
+    before = preempted()
+    together = ask(*(Asking(prompt, each, next(fresh)) for each in params), new=90)
+
+    assert len(prompt) + 90 > 256 and preempted() > before
+    for each, said in zip(params, together, strict=True):
+        assert_same(said, alone[params.index(each)])
+    assert differs(alone[0], alone[2])
 
 
 def test_a_mapped_guide_stays_under_its_salt(
