@@ -38,7 +38,11 @@ class Library:
             GuideRefused: there is no such pack or guide, or it lies outside the folder.
             ArtifactError: the pack is malformed.
         """
-        pack = GuidePack.from_pretrained(self._place(asked.pack))
+        place = self._place(asked.pack)
+        guides = place / shelf.GUIDES
+        for part in (guides, *guides.glob("*")):
+            self._require_inside(part, asked.pack)
+        pack = GuidePack.from_pretrained(place)
         if asked.guide not in pack:
             raise GuideRefused(f"the pack {asked.pack!r} has no guide {asked.guide[:100]!r}")
         return pack[asked.guide]
@@ -53,15 +57,18 @@ class Library:
         return found.st_mtime_ns, found.st_size, found.st_ino
 
     def _place(self, pack: str) -> Path:
-        """The folder of a pack, every part of it inside ours when links have been followed."""
+        """The folder of a pack that is there."""
         place = self.folder / pack
         config = place / artifact.CONFIG
         if not config.is_file():
             raise GuideRefused(f"there is no pack {pack!r}")
-        for part in (place, config, place / shelf.GUIDES, *(place / shelf.GUIDES).glob("*")):
-            if not part.resolve().is_relative_to(self.folder):
-                raise GuideRefused(
-                    f"the pack {pack!r} leads out of the folder of packs",
-                    hint="copy it there; links to other places are not followed",
-                )
+        self._require_inside(config, pack)
         return place
+
+    def _require_inside(self, part: Path, pack: str) -> None:
+        """Raise GuideRefused if a part of a pack is elsewhere, once all links are followed."""
+        if not part.resolve().is_relative_to(self.folder):
+            raise GuideRefused(
+                f"the pack {pack!r} leads out of the folder of packs",
+                hint="copy it there; links to other places are not followed",
+            )

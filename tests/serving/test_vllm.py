@@ -424,9 +424,10 @@ def _damage(pack: Path, how: str = "flipped") -> None:
         ({"kv_transfer_config": {"kv_load_failure_policy": "fail"}}, "a failed load ends"),
         ({"hf_overrides": {"rms_norm_eps": 1e-3}}, "config is overridden"),
         ({"load_format": "dummy"}, "loaded as dummy"),
+        ({"kv_cache_dtype": "fp8"}, "the cache is in fp8"),
         ({}, None),
     ],
-    ids=["policy", "overrides", "dummy", "sound"],
+    ids=["policy", "overrides", "dummy", "fp8", "sound"],
 )
 def test_an_engine_of_which_a_guide_would_not_be_right_does_not_start(
     packs: Path, model: LanguageModel, changed: dict[str, Any], named: str | None
@@ -444,4 +445,16 @@ def test_an_engine_of_which_a_guide_would_not_be_right_does_not_start(
         assert replace(reader_of(config), name=MODEL) == model.spec
         return
     with pytest.raises(UnsupportedModel, match=named):
+        reader_of(config)
+
+
+def test_windows_are_not_written_to(tiny: Any, packs: Path, tmp_path: Path) -> None:
+    model = tiny("mistral", sliding_window=64)
+    model.module.save_pretrained(tmp_path)
+    model.tokenizer.save_pretrained(tmp_path)
+    config = EngineArgs(
+        model=str(tmp_path), dtype="float32", kv_transfer_config=transfer(packs)
+    ).create_engine_config()
+
+    with pytest.raises(UnsupportedModel, match="layers are sliding"):
         reader_of(config)
