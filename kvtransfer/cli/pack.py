@@ -196,11 +196,13 @@ def request(
         str | None, typer.Option(help="What the server calls the model; its name if not given.")
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 128,
+    as_json: AsJson = True,
 ) -> None:
     """Print the JSON that asks a server for a guide: POST it to /v1/completions.
 
     See docs/serving.md for how to start one. No model is loaded.
     """
+    del as_json  # as every command has it; what this one prints is JSON in any case
     with foreseen():
         from kvtransfer.guides.pack import GuidePack
         from kvtransfer.hf.quiet import quiet
