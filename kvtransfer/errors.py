@@ -14,6 +14,7 @@ KVTransferError
 ├── SteeringError        an edit of a cache names what is not there, or is no number
 ├── UnderdeterminedFit   fewer tokens than the map has unknowns
 ├── BudgetError          no map is as small, or as quick, as was asked
+├── GuideRefused         a request to an engine may not have the guide that it names
 ├── ArtifactError        a saved file is missing, malformed, or for another model
 ├── WrongKind            an argument is of another kind than is needed; a TypeError, too
 └── DeviceError          the device is absent or lacks the dtype
@@ -87,6 +88,10 @@ class UnderdeterminedFit(KVTransferError):
 
 class BudgetError(KVTransferError):
     """No map is as small, or as quick, as was asked."""
+
+
+class GuideRefused(KVTransferError):
+    """A request to an engine may not have the guide that it names."""
 
 
 class ArtifactError(KVTransferError):

@@ -1,4 +1,4 @@
-"""kvtransfer pack build|show|transfer|generate|export"""
+"""kvtransfer pack build|show|transfer|generate|request|export"""
 
 import json
 import sys
@@ -192,6 +192,38 @@ def generate(
             document = {"guide": name, "prompt": prompt, "seam_moved": moved, "text": text}
             sys.stdout.write(json.dumps(document, ensure_ascii=False))
         sys.stdout.write("\n")
+
+
+@app.command()
+def request(
+    pack: Annotated[Path, typer.Argument(help="Folder of a pack that a server has, by its name.")],
+    name: Annotated[str, typer.Argument(help="The guide to stand under the prompt.")],
+    prompt: Annotated[str, typer.Option(help="What is said after the guide.")],
+    model: Annotated[
+        str | None,
+        typer.Option(help="The pack's model, where its tokenizer lies elsewhere now."),
+    ] = None,
+    served: Annotated[
+        str | None, typer.Option(help="What the server calls the model; its name if not given.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 128,
+    as_json: AsJson = True,
+) -> None:
+    """Print the JSON that asks a server for a guide: POST it to /v1/completions.
+
+    See docs/serving.md for how to start one. No model is loaded.
+    """
+    del as_json  # as every command has it; what this one prints is JSON in any case
+    with foreseen():
+        from kvtransfer.guides.pack import GuidePack
+        from kvtransfer.hf.quiet import quiet
+        from kvtransfer.serving.request import completion
+
+        quiet()
+        reader = model or GuidePack.from_pretrained(pack).maker.spec.name
+        body = completion(pack, name, prompt, model=reader, max_tokens=max_new_tokens)
+        body["model"] = served or reader
+        sys.stdout.write(json.dumps(body) + "\n")
 
 
 @app.command()

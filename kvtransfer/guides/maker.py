@@ -58,22 +58,38 @@ class Maker:
             CacheLayoutError: its dtype is another, and that is not allowed.
         """
         require_model(model)
-        for topic, mine, given in self._differences(model):
+        self.check_spec(model.spec, revision=model.revision, cast=cast)
+
+    def check_spec(
+        self, spec: ModelSpec, *, revision: str | None = None, cast: bool = False
+    ) -> None:
+        """As :meth:`check`, of a model that something else runs.
+
+        Args:
+            spec: Of the model, its weights' fingerprint with it.
+            revision: The commit on the hub that it was loaded from, where it was.
+            cast: Whether another dtype is allowed.
+
+        Raises: as :meth:`check`.
+        """
+        for topic, mine, given in self._differences(spec, revision):
             raise IncompatibleModels(
-                f"this pack is for {self.spec.name} with {topic} {mine}, and {model.spec.name} has "
+                f"this pack is for {self.spec.name} with {topic} {mine}, and {spec.name} has "
                 f"{given}",
                 hint="build a pack with this model, or take this one to it: kvtransfer pack "
                 "transfer DIR --mapping M --out DIR2",
             )
-        if self.spec.dtype != model.spec.dtype and not cast:
+        if self.spec.dtype != spec.dtype and not cast:
             raise CacheLayoutError(
-                f"this pack is in {self.spec.dtype}, {model.spec.name} runs in {model.spec.dtype}",
+                f"this pack is in {self.spec.dtype}, {spec.name} runs in {spec.dtype}",
                 hint=f"load the model with --dtype {self.spec.dtype}, or cast the pack (--cast)",
             )
 
-    def _differences(self, model: LanguageModel) -> Iterator[tuple[str, str, str]]:
+    def _differences(
+        self, given: ModelSpec, revision: str | None
+    ) -> Iterator[tuple[str, str, str]]:
         """What is known of both and not the same: topic, mine, the model's."""
-        mine, given = self.spec, model.spec
+        mine = self.spec
         if len(mine.layers) != len(given.layers):
             yield "layers", str(len(mine.layers)), str(len(given.layers))
         for index, (one, other) in enumerate(zip(mine.layers, given.layers, strict=False)):
@@ -85,8 +101,8 @@ class Maker:
             yield "fingerprint", str(mine.identity), str(given.identity)
         if not _same_tokenizer(mine.tokenizer, given.tokenizer):
             yield "tokenizer", str(mine.tokenizer), str(given.tokenizer)
-        if None not in (self.revision, model.revision) and self.revision != model.revision:
-            yield "revision", str(self.revision), str(model.revision)
+        if None not in (self.revision, revision) and self.revision != revision:
+            yield "revision", str(self.revision), str(revision)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from transformers import Cache, DynamicCache, EncoderDecoderCache
-from transformers.cache_utils import BaseQuantizedLayer, LinearAttentionCacheLayerMixin
+from transformers import Cache, DynamicCache, EncoderDecoderCache, cache_utils
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from kvtransfer.errors import CacheLayoutError
 from kvtransfer.geometry.cache import Block, KVCache
@@ -20,6 +20,9 @@ FORMS = (
     "and value_cache, or a mapping with past_key_values"
 )
 """What :func:`read` takes."""
+
+# Older versions of transformers know one kind of quantised layer, and no base class of several.
+QUANTISED: Any = getattr(cache_utils, "BaseQuantizedLayer", cache_utils.QuantizedLayer)
 
 
 def read(
@@ -153,12 +156,12 @@ def _of_layer(index: int, layer: Any) -> _Pair:
             f"layer {index} ({kind}) holds no keys and values, or a state beside them",
             hint="a state is of the whole text, not per token; it cannot be mapped",
         )
-    if isinstance(layer, BaseQuantizedLayer):
+    if isinstance(layer, QUANTISED):
         if layer._quantized_keys is None:
             return _Pair(None, None, kind)
         # Updating with no tokens gives everything back dequantised; a copy, because it counts.
-        none = _no_tokens(layer)
-        return _Pair(*copy(layer).update(*none), kind, f"dequantised from a {kind}")
+        keys, values = copy(layer).update(*_no_tokens(layer))
+        return _Pair(keys, values, kind, f"dequantised from a {kind}")
     keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
     if not isinstance(keys, Tensor) or not isinstance(values, Tensor):
         return _Pair(keys, values, kind)

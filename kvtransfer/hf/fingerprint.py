@@ -1,7 +1,7 @@
 """Tell a model from its fine-tuned sibling by a small sample of every parameter."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import gcd
 from typing import Any
 
@@ -22,9 +22,14 @@ def fingerprint(model: nn.Module) -> str:
     bfloat16 or float32. Costs milliseconds; a change that leaves every sampled number alone is
     not seen.
     """
+    return fingerprint_of(counted(model))
+
+
+def fingerprint_of(named: Iterable[tuple[str, Tensor]]) -> str:
+    """The fingerprint of the model that has these parameters and saved buffers."""
     digest = hashlib.sha256()
     with torch.no_grad():
-        for name, numbers in sorted(_counted(model), key=lambda pair: pair[0]):
+        for name, numbers in sorted(named, key=lambda pair: pair[0]):
             name = name.replace("_orig_mod.", "")  # torch.compile's
             flat = numbers.detach().reshape(-1)
             stride = _stride(flat.numel(), numbers.shape[-1] if numbers.ndim else 1)
@@ -49,7 +54,7 @@ def _adapted(model: nn.Module) -> Iterator[tuple[str, Any]]:
             yield name, part
 
 
-def _counted(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def counted(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Names, free of what peft adds to them, and the numbers that take part."""
     adapted = {f"{name}.": part for name, part in _adapted(model)}
     for name, numbers in (*model.named_parameters(), *_saved_buffers(model)):

@@ -133,6 +133,10 @@ FAILURES = {
         "pack transfer {pack} --mapping smollm2-24l-to-smollm2-135m --out {out}",
         "the mapping reads caches of smollm2-24l",
     ),
+    "a request for no such guide": (
+        "pack request {pack} tide --prompt x --model {source}",
+        "no guide 'tide'",
+    ),
     "an adapter of no such guide": ("pack export {pack} tide --out {out}", "no guide 'tide'"),
 }
 

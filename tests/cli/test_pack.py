@@ -1,4 +1,5 @@
-"""A pack is built, shown, taken to another model, read after and exported, each by one command."""
+"""A pack is built, shown, taken to another model, read after, asked for and
+exported, each by one command."""
 
 import json
 from pathlib import Path
@@ -133,6 +134,19 @@ def test_a_pack_is_measured_as_one_more_condition(run: Run, places: dict[str, Pa
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_a_request_holds_the_guides_ids_and_what_follows(run: Run, places: dict[str, Path]) -> None:
+    ask = ("pack", "request", places["pack"], "guide-1", "--prompt", PROMPT)
+    body = document(run(*ask, "--model", places["source"], "--served", "mine"))
+
+    assert body == {
+        "model": "mine",
+        "prompt": load(str(places["source"])).encode(TEXT + PROMPT).tolist(),
+        "max_tokens": 128,
+        "temperature": 0,
+        "kv_transfer_params": {"pack": places["pack"].name, "guide": "guide-1"},
+    }
+
+
 def test_a_guide_is_exported(run: Run, places: dict[str, Path], tmp_path: Path) -> None:
     export = ("pack", "export", places["pack"], "guide-1", "--out", tmp_path / "adapter", "--json")
 
