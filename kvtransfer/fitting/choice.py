@@ -14,7 +14,7 @@ from kvtransfer.errors import UnderdeterminedFit
 from kvtransfer.fitting.capture import Capture
 from kvtransfer.fitting.columns import Columns, Problem, problem
 from kvtransfer.fitting.features import KINDS, Kind
-from kvtransfer.fitting.layers import greedy, needed_rows, rank_layers
+from kvtransfer.fitting.layers import by_score, greedy, needed_rows, rank_layers
 from kvtransfer.fitting.settings import FitSettings
 from kvtransfer.fitting.solvers import Ridge, Solver
 from kvtransfer.geometry.spec import ModelSpec
@@ -70,18 +70,20 @@ def choose(
             settings' selection.
     """
     columns = Columns.of(capture, source, target, features=settings.features, start=settings.start)
-    ks = _candidates(capture, columns, settings.layers)
+    wanted = _candidates(capture, columns, settings.layers)
     if ranking is None and orders is None:
         ranking = rank_layers(capture, source, target)
     strengths = STRENGTHS if settings.strength is None else (settings.strength,)
     begun = 0 if settings.start is None else settings.start + 1
     for t in range(begun, len(target.layers)):
-        near = None if ranking is None else ranking[t].argsort(descending=True).tolist()
+        near = None if ranking is None else by_score(ranking, t)
         order = near if orders is None else list(orders[t])
         assert order is not None
-        if orders is None and settings.selection == "greedy" and max(ks) < len(order):
-            order = greedy(capture, columns, t, order, max(ks))
+        if orders is None and settings.selection == "greedy" and max(wanted) < len(order):
+            order = greedy(capture, columns, t, order, max(wanted))
         held = _HeldOut(capture, columns, t, settings)
+        # Near either end a band holds fewer layers than elsewhere.
+        ks = [k for k in wanted if k <= len(order)] or [len(order)]
         # Strength at a middling k, then k at that strength: the full grid would find the same
         # within a thousandth, at several times the solves.
         k = ks[len(ks) // 2]

@@ -20,6 +20,7 @@ from kvtransfer.fitting.features import (
     widths,
 )
 from kvtransfer.fitting.moments import Moments
+from kvtransfer.fitting.pairs import PairMoments
 from kvtransfer.geometry.spec import ModelSpec
 
 EVERY_HEAD = -1
@@ -203,10 +204,11 @@ def problem(
     """
     sources, before = sorted(sources), sorted(before)
     x, y = columns.reads(kind, sources, before), columns.writes(kind, layer)
-    fit: Moments = getattr(capture.fit, kind)
-    heldout: Moments = getattr(capture.heldout, kind)
+    fit: Moments | PairMoments = getattr(capture.fit, kind)
+    heldout: Moments | PairMoments = getattr(capture.heldout, kind)
     chosen = fit.select(x, y)
-    shuffled = chosen.with_targets_of(fit, x, columns.writes(kind, layer, shuffled=True))
+    twin = columns.writes(kind, layer, shuffled=True)
+    shuffled = replace(chosen, mean_y=fit.mean_y[twin], xy=fit.products(x, twin), yy=fit.yy[twin])
     # With a start it is not mapped, so it counts for no more than any other.
     if first > 1 and kind in capture.first and columns.start is None:
         opening = capture.first[kind].moments(x, y)
@@ -217,7 +219,7 @@ def problem(
     if attention:
         if capture.weighted is None:
             raise ValueError("the attention solver, of a capture without attention")
-        weighted: Moments = getattr(capture.weighted, kind)
+        weighted: Moments | PairMoments = getattr(capture.weighted, kind)
         chosen = weighted.select(x, y)
         heads = replace(heads, sees=capture.sees[layer] if kind == "keys" else None)
     return Problem(fit=chosen, heldout=heldout.select(x, y), shuffled=shuffled, heads=heads)

@@ -36,15 +36,21 @@ def rank_layers(
     The paper's probe: least squares from head h to head h, averaged over heads, then over content
     keys and values. Where the head counts differ there is no such pairing, and each target head is
     explained from all heads of the source layer.
+
+    A source layer outside the band of a target layer was not gathered for it, and has −∞.
     """
     scores = torch.zeros(len(target.layers), len(source.layers), dtype=torch.float64)
+    band = capture.limits(source, target)
     columns = Columns.of(capture, source, target)
     probe = Ridge(PROBE_STRENGTH)
     for kind in KINDS:
         fit, heldout = getattr(capture.fit, kind), getattr(capture.heldout, kind)
         for s, layer in enumerate(source.layers):
             read = columns.reads_of(kind, s)
-            for target_heads, targets in _by_heads(target):
+            for target_heads, alike in _by_heads(target):
+                targets = [t for t in alike if s in band.candidates(t)]
+                if not targets:
+                    continue
                 paired = target_heads == layer.kv_heads
                 groups = read.view(layer.kv_heads, -1) if paired else [read]
                 for h, x in enumerate(groups):
@@ -56,7 +62,16 @@ def rank_layers(
                     found = r2(fitted, heldout.select(x, y), heads=heads)
                     mean = found.view(len(targets), -1).mean(1)
                     scores[targets, s] += mean / len(groups) / len(KINDS)
+    for t, row in enumerate(scores):
+        row[[s for s in range(len(row)) if s not in band.candidates(t)]] = float("-inf")
     return scores
+
+
+def by_score(ranking: Float[Tensor, "target source"], layer: int) -> list[int]:
+    """The source layers that a target layer may be read from, those that explain most first."""
+    row = ranking[layer]
+    order: list[int] = row.argsort(descending=True).tolist()
+    return [s for s in order if row[s] > float("-inf")]
 
 
 def greedy(

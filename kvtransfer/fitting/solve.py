@@ -101,6 +101,7 @@ def fit_captured(
             "features": settings.features,
             "first": settings.first,
             "before": settings.before,
+            "band": settings.band,
             "start": settings.start,
             "strength": settings.strength,
             "scale": settings.scale,
@@ -119,6 +120,7 @@ def fit_captured(
         layers=tuple(rows),
         seconds=seconds,
         ranking=ranking,
+        moments=captured.nbytes,
     )
 
 
