@@ -1,6 +1,7 @@
 """Sums over batches of rows, from which the moments of a pair are read when all are in."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import reduce
 
 import torch
 from jaxtyping import Float, Int
@@ -201,23 +202,30 @@ def _centred(
     *,
     spend: bool,
 ) -> tuple[Float[Tensor, "n p"], Float[Tensor, " p"]]:
-    """Rows less their mean, and the mean, in double precision.
-
-    In single precision a mean is known to a part in ten million of itself; what is left of it in
-    the centred rows is as small, and known as well.
-    """
+    """Rows less their mean, and the mean, in double precision."""
     mine = rows.to(dtype)
-
-    def mean(of: Tensor) -> Tensor:
-        return of.mean(0) if share is None else share.to(of) @ of
-
-    near = mean(mine)
-    centred = mine.sub_(near) if spend or mine is not rows else mine - near
-    return centred, near.cpu().double() + mean(centred).cpu().double()
+    if share is None:
+        mean = _added(part.sum(0) for part in _wide(mine)) / len(mine)
+    else:
+        shares = share.to(mine.device).split(_step(mine))
+        mean = _added(each @ part for each, part in zip(shares, _wide(mine), strict=True))
+    near = mean.to(mine)
+    return mine.sub_(near) if spend or mine is not rows else mine - near, mean.cpu()
 
 
 def _squares(rows: Float[Tensor, "n q"]) -> Float[Tensor, " q"]:
-    """The sum of squares of each column, in double precision; a few rows at a time, which stay in
-    the processor's cache."""
-    parts = [part.square().sum(0) for part in rows.split(256)]
-    return torch.stack(parts).cpu().double().sum(0)
+    """The sum of squares of each column, in double precision."""
+    return _added(part.square().sum(0) for part in _wide(rows)).cpu()
+
+
+def _wide(rows: Float[Tensor, "n p"]) -> Iterator[Float[Tensor, "_n p"]]:
+    """Rows in double precision, a few at a time: that many stay in a processor's cache."""
+    return (part.double() for part in rows.split(_step(rows)))
+
+
+def _step(rows: Tensor) -> int:
+    return 16 if rows.device.type == "cpu" else len(rows)
+
+
+def _added(parts: Iterable[Float[Tensor, " p"]]) -> Float[Tensor, " p"]:
+    return reduce(torch.add, parts)
