@@ -13,9 +13,9 @@ from kvtransfer.fitting.band import Band
 from kvtransfer.fitting.checkpoint import Checkpoint
 from kvtransfer.fitting.chunks import batches
 from kvtransfer.fitting.features import KINDS, Features, Kind, size
+from kvtransfer.fitting.gathering import Gathering, Wanted
 from kvtransfer.fitting.moments import Moments
 from kvtransfer.fitting.pairs import PairMoments
-from kvtransfer.fitting.reading import Reading, Wanted
 from kvtransfer.fitting.workspace import Workspace
 from kvtransfer.geometry.spec import ModelSpec
 from kvtransfer.hf.model import LanguageModel
@@ -149,26 +149,26 @@ def capture(
         attention=attention,
         band=band,
     )
-    reading = Reading(source, target, wanted, workspace)
+    gathering = Gathering(source, target, wanted, workspace)
     checkpoint = Checkpoint.of_capture(workspace, source.spec, target.spec, wanted)
-    resumed = checkpoint.resume(reading) if checkpoint else None
+    resumed = checkpoint.resume(gathering) if checkpoint else None
     for turn, sequences in enumerate(tee(chunks, workspace.passes)):
-        if turn < reading.turn:
+        if turn < gathering.turn:
             continue
-        if turn > reading.turn:
-            reading.begin(turn)
+        if turn > gathering.turn:
+            gathering.begin(turn)
         for part, ids in batches(sequences, tokens=tokens, batch=batch, holdout=holdout):
-            if resumed is not None and not resumed.reached(reading):
-                reading.pass_over(part, ids)
+            if resumed is not None and not resumed.reached(gathering):
+                gathering.pass_over(part, ids)
             else:
-                reading.take(part, ids)
-                if checkpoint is not None and reading.batches % workspace.every == 0:
-                    checkpoint.save(reading)
+                gathering.take(part, ids)
+                if checkpoint is not None and gathering.batches % workspace.every == 0:
+                    checkpoint.save(gathering)
             progress(ids.numel())
         if resumed is not None:
-            resumed.require_reached(reading)
+            resumed.require_reached(gathering)
     samples = {
-        part: _sample(reading.moments(part), target.spec, twins=2 if part == "fit" else 1)
+        part: _sample(gathering.moments(part), target.spec, twins=2 if part == "fit" else 1)
         for part in ("fit", "heldout", *(["weighted"] if attention else []))
     }
     fit, heldout = samples["fit"], samples["heldout"]
@@ -180,17 +180,17 @@ def capture(
     return Capture(
         fit=fit,
         heldout=heldout,
-        seconds=reading.seconds,
+        seconds=gathering.seconds,
         features=features,
-        first={kind: First(*rows) for kind, rows in reading.first.items()},
+        first={kind: First(*rows) for kind, rows in gathering.first.items()},
         before=tuple(before),
         starts=tuple(starts),
-        state_width=reading.state_width,
+        state_width=gathering.state_width,
         weighted=samples.get("weighted"),
-        sees=reading.looked.sees() if attention else (),
-        windows=tuple(reading.windows),
+        sees=gathering.looked.sees() if attention else (),
+        windows=tuple(gathering.windows),
         band=band,
-        nbytes=reading.nbytes,
+        nbytes=gathering.nbytes,
     )
 
 

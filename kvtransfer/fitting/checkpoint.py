@@ -14,7 +14,7 @@ from typing import Any
 
 from kvtransfer import artifact
 from kvtransfer.errors import ArtifactError
-from kvtransfer.fitting.reading import Reading, Wanted
+from kvtransfer.fitting.gathering import Gathering, Wanted
 from kvtransfer.fitting.workspace import Workspace
 from kvtransfer.geometry.spec import ModelSpec
 
@@ -25,37 +25,37 @@ STATE = "state-"
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Where a reading is to go on: whatever comes before is passed over, and compared."""
+    """Where a gathering is to go on: whatever comes before is passed over, and compared."""
 
     folder: Path
     turn: int
     batches: int
     digest: str
 
-    def reached(self, reading: Reading) -> bool:
+    def reached(self, gathering: Gathering) -> bool:
         """Whether the next batch is to be read.
 
         Raises:
             ArtifactError: what was passed over is not what was read before.
         """
-        if reading.turn > self.turn or reading.batches > self.batches:
+        if gathering.turn > self.turn or gathering.batches > self.batches:
             return True
-        if reading.batches < self.batches:
+        if gathering.batches < self.batches:
             return False
-        if reading.digest != self.digest:
+        if gathering.digest != self.digest:
             raise ArtifactError(
                 f"{self.folder} is of another text: the first {self.batches} batches have digest "
-                f"{reading.digest[:12]}, those it holds {self.digest[:12]}",
+                f"{gathering.digest[:12]}, those it holds {self.digest[:12]}",
                 hint="give the text of the fit that was killed, or remove the folder to begin anew",
             )
         return True
 
-    def require_reached(self, reading: Reading) -> None:
+    def require_reached(self, gathering: Gathering) -> None:
         """Raise ArtifactError if the text ended before the place was come to."""
-        if not self.reached(reading):
+        if not self.reached(gathering):
             raise ArtifactError(
                 f"{self.folder} is of a longer text: it holds {self.batches} batches, and this one "
-                f"fills {reading.batches}",
+                f"fills {gathering.batches}",
                 hint="give the text of the fit that was killed, or remove the folder to begin anew",
             )
 
@@ -89,7 +89,7 @@ class Checkpoint:
         refuse_foreign(workspace.checkpoint)
         return cls(workspace.checkpoint, of)
 
-    def resume(self, reading: Reading) -> Resumed | None:
+    def resume(self, gathering: Gathering) -> Resumed | None:
         """Put ``reading`` where the last state was; None where there is none.
 
         Raises:
@@ -109,16 +109,16 @@ class Checkpoint:
                     "anew",
                 )
         plain = config["reading"]
-        reading.restore(plain, tensors)
+        gathering.restore(plain, tensors)
         return Resumed(states[-1], plain["turn"], plain["batches"], plain["digest"])
 
-    def save(self, reading: Reading) -> None:
+    def save(self, gathering: Gathering) -> None:
         """Write the state of ``reading``, and remove the one before.
 
         Raises:
             ArtifactError: it cannot be written.
         """
-        plain, tensors = reading.state()
+        plain, tensors = gathering.state()
         fresh = self.folder / f"{STATE}{plain['turn']}-{plain['batches']:09d}"
         artifact.save(
             fresh,

@@ -6,7 +6,6 @@ number of machines. Axes: ``n`` rows, ``p`` source features, ``q`` target featur
 
 from dataclasses import dataclass, replace
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -45,8 +44,8 @@ class Moments:
             n=n,
             mean_x=self.mean_x + dx * (other.n / n),
             mean_y=self.mean_y + dy * (other.n / n),
-            xx=self.xx + other.xx + between * torch.outer(dx, dx),
-            xy=self.xy + other.xy + between * torch.outer(dx, dy),
+            xx=(self.xx + other.xx).addr_(dx, dx, alpha=between),
+            xy=(self.xy + other.xy).addr_(dx, dy, alpha=between),
             yy=self.yy + other.yy + between * dy.square(),
         )
 

@@ -3,11 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import fields
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
-from kvtransfer.fitting.affine import Linear
-from kvtransfer.fitting.columns import Heads
-from kvtransfer.fitting.moments import Moments
+from kvtransfer.fitting.columns import Solver
 from kvtransfer.fitting.solvers.attention import Attention
 from kvtransfer.fitting.solvers.damped import Damping, Scale
 from kvtransfer.fitting.solvers.headwise import Headwise
@@ -16,15 +14,6 @@ from kvtransfer.fitting.solvers.reduced_rank import ReducedRank
 from kvtransfer.fitting.solvers.ridge import Ridge
 
 ClosedForm = Literal["ridge", "headwise", "procrustes", "lowrank", "attention"]
-
-
-@runtime_checkable
-class Solver(Protocol):
-    """Anything that turns moments into a map. Its fields are its settings."""
-
-    def solve(self, moments: Moments, heads: Heads) -> Linear:
-        """The fitted map."""
-        ...
 
 
 SOLVERS: Mapping[ClosedForm, type[Solver]] = MappingProxyType(

@@ -1,6 +1,6 @@
-"""A reading in progress: both models read batches, and sums grow. Mutable, and spent by a capture.
+"""Both models read batches, and sums grow. Mutable, and spent by a capture.
 
-What it is after any batch can be saved as tensors and plain data, and gone on from.
+What has come together after any batch can be saved as tensors and plain data, and gone on from.
 """
 
 import hashlib
@@ -74,7 +74,7 @@ class Wanted:
         return asdict(self) | lists | {"products": str(self.products).removeprefix("torch.")}
 
 
-class Reading:
+class Gathering:
     """Both models' caches of the same text, as sums that grow batch by batch.
 
     Args:
@@ -209,7 +209,7 @@ class Reading:
         return dict(self._seconds)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """What a reading of the same text goes on from: plain data, and tensors by name."""
+        """What a gathering of the same text goes on from: plain data, and tensors by name."""
         tensors = {"random": self._random.get_state()}
         for (part, number), sums in self._sums.items():
             tensors |= {f"{part}.{number}.{name}": each for name, each in sums.state().items()}
@@ -229,7 +229,7 @@ class Reading:
         return plain, tensors
 
     def restore(self, plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Be where a reading of the same was, but for the text, which has to be passed over."""
+        """Be where a gathering of the same was, but for the text, which has to be passed over."""
         for turn in range(1, plain["turn"] + 1):
             self.begin(turn)
         self._fitted = plain["fitted"]
