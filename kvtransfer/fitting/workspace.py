@@ -39,7 +39,7 @@ class Workspace:
             raise ValueError(f"passes must be 1 or 2, got {self.passes}")
         if self.every < 1:
             raise ValueError(f"batches between checkpoints must be positive, got {self.every}")
-        if isinstance(self.moments, str) and self.moments not in ("cpu", "device"):
+        if not isinstance(self.moments, Path) and self.moments not in ("cpu", "device"):
             raise ValueError(f"moments lie in cpu, device or a folder's Path, not {self.moments!r}")
 
     def near(self, device: torch.device) -> torch.device | None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kvtransfer.fitting.capture import Capture, capture
+from kvtransfer.fitting.checkpoint import remove
 from kvtransfer.fitting.pairs import PairMoments
 from kvtransfer.fitting.workspace import Workspace
 from kvtransfer.hf.model import LanguageModel, wrap
@@ -28,43 +29,43 @@ CHUNKS = list(torch.randint(3, 400, (120, 24), generator=torch.Generator().manua
 
 
 def main(folder: Path, kills: int, seed: int) -> dict[str, object]:
-    """Run it through once, then kill it until it was killed so often, then let it end."""
+    """Run it through once; then kill it, and again, until it was killed so often in all."""
     torch.set_num_threads(1)
     models = tuple(AutoModelForCausalLM.from_pretrained(folder / n).eval() for n in "st")
     tokenizer = AutoTokenizer.from_pretrained(folder / "s")
     source, target = (wrap(model, tokenizer) for model in models)
     began = time.monotonic()
-    whole = tensors(take(source, target, None))
+    whole = tensors(take(source, target, folder / "warm"))
     seconds = time.monotonic() - began
-    drawn, killed, resumed = random.Random(seed), 0, []
-    while True:
+    drawn = random.Random(seed)
+    left: list[list[str]] = []
+    ends: list[bool] = []
+    while len(left) < kills or not ends:
         child = os.fork()
         if child == 0:
             save_file(tensors(take(source, target, folder / "checkpoint")), folder / "end")
             os._exit(0)
-        last = killed == kills
-        deadline = time.monotonic() + (1e9 if last else drawn.uniform(0, 1.5 * seconds / kills))
+        # Within the first batches as often as near the end: each goes on where the last one was.
+        wait = drawn.uniform(0, seconds / 2) if len(left) < kills else float("inf")
+        deadline = time.monotonic() + wait
         while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
             time.sleep(0.002)
         if ended[0]:
-            break
+            assert ended[1] == 0, f"ended by itself with {ended[1]}"
+            found = load_file(folder / "end")
+            same = found.keys() == whole.keys()
+            ends.append(same and all(torch.equal(found[name], whole[name]) for name in whole))
+            remove(folder / "checkpoint")
+            continue
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        killed += 1
-        resumed.append([each.name for each in (folder / "checkpoint").glob("state-*")])
-    found = load_file(folder / "end")
-    return {
-        "kills": killed,
-        "left": resumed,
-        "equal": found.keys() == whole.keys()
-        and all(torch.equal(found[name], whole[name]) for name in whole),
-        "ended": ended[1],
-    }
+        left.append(sorted(each.name for each in (folder / "checkpoint").glob("*")))
+    return {"kills": len(left), "left": left, "equal": ends}
 
 
-def take(source: LanguageModel, target: LanguageModel, checkpoint: Path | None) -> Capture:
-    """One capture, which saves its state after every batch."""
-    workspace = Workspace(checkpoint=checkpoint, every=1)
+def take(source: LanguageModel, target: LanguageModel, checkpoint: Path) -> Capture:
+    """One capture, which saves its state after every third batch."""
+    workspace = Workspace(checkpoint=checkpoint, every=3)
     return capture(
         source, target, CHUNKS, tokens=10_000, attention=True, features="both",
         before=(1,), starts=(1,), band=1, workspace=workspace,

@@ -211,6 +211,7 @@ def test_it_may_be_killed_at_any_moment(
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["equal"]
-    assert found["ended"] == 0
-    assert found["kills"] >= 5
-    assert len({max(names) for names in found["left"] if names}) >= 3  # it died at several places
+    assert all(found["equal"])
+    assert found["kills"] == 10
+    places = {max(names) for names in found["left"] if names}
+    assert len(places) >= 3  # it died at several

@@ -289,7 +289,7 @@ def test_a_capture_that_was_interrupted_goes_on_past_what_is_left_out(
 ) -> None:
     def sequences() -> Alignable:
         whole = chunks(broken(), writer.encode, length=64, opening=writer.opening)
-        return Alignable(reader, writer, islice(whole, 40))
+        return Alignable(reader, writer, islice(whole, 400))
 
     expected, counted = sequences(), sequences()
     whole = capture(reader, writer, expected, tokens=1_024)

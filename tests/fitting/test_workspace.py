@@ -116,11 +116,10 @@ def test_more_than_a_disk_holds_is_refused_before_anything_runs(
         ({"passes": 3}, "passes must be 1 or 2, got 3"),
         ({"passes": 0}, "passes must be 1 or 2, got 0"),
         ({"every": 0}, "batches between checkpoints must be positive, got 0"),
-        ({"moments": "gpu"}, "cpu, device or a folder's Path, not 'gpu'"),
     ],
 )
 def test_what_cannot_be_is_refused(asked: dict[str, Any], reason: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=reason):
+    with pytest.raises(ValueError, match=reason):
         Workspace(**asked)
 
 
