@@ -170,9 +170,9 @@ class Gathering:
         with self._meter("statistics"):
             place = self._workspace.near(self._target.device) or torch.device("cpu")
             given = [state_rows(states[s]).flatten(0, 1).to(place) for s in wanted.starts]
-            read, own = (
-                cache.to(dtype=torch.float32).as_content().to(device=place) for cache in (read, own)
-            )
+            # One by one, so that what the one was made from is gone before the other is made.
+            read = read.to(dtype=torch.float32).as_content().to(device=place)
+            own = own.to(dtype=torch.float32).as_content().to(device=place)
             order = torch.randperm(ids.numel(), generator=self._random)
             permuted = part == "fit" and self._fitted % CONTROL_EVERY == 0
             self._fitted += part == "fit"
