@@ -45,9 +45,10 @@ def measure(source: str, target: str, tokens: int, band: int) -> dict[str, float
     from kvtransfer import FitSettings, builtin, fit, load
 
     models = load(source), load(target)
+    texts = builtin("fit")
     before = _peak()
     settings = FitSettings(tokens=tokens, band=band if band >= 0 else None)
-    report = fit(*models, builtin("fit"), settings)
+    report = fit(*models, texts, settings)
     moments = sum(report.moments.values()) / 2**20
     forwards = report.seconds["source_forward"] + report.seconds["target_forward"]
     return {

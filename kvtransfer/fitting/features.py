@@ -78,8 +78,6 @@ def gathered(
     group: Sequence[Kind],
     before: Sequence[int],
     states: Sequence[Float[Tensor, "n _e"]],
-    *,
-    out: Float[Tensor, "n p"] | None = None,
 ) -> Float[Tensor, "n p"]:
     """All that maps may read of each token: source features, those of the token before, states.
 
@@ -88,38 +86,28 @@ def gathered(
         group: Kinds whose rows stand side by side.
         before: Source layers whose features of the token before are offered too.
         states: Of the target, as :func:`state_rows` makes them, flattened.
-        out: Where to write the rows, in its dtype; None to make room.
     """
     blocks = {"keys": content.keys, "values": content.values}
     own = [block for kind in group for block in blocks[kind]]
     earlier = [late(blocks[kind][layer]) for kind in group for layer in before]
-    return _side_by_side([*own, *earlier], states, out)
+    return _side_by_side([*own, *earlier], states)
 
 
-def rows_of(
-    cache: KVCache, *kinds: Kind, out: Float[Tensor, "n p"] | None = None
-) -> Float[Tensor, "n p"]:
-    """One row a token, the layers side by side, within a layer the heads side by side.
-
-    Args:
-        cache: Of one model.
-        kinds: Which of keys and values; the second's come after all of the first's.
-        out: Where to write the rows, in its dtype; None to make room.
-    """
+def rows_of(cache: KVCache, *kinds: Kind) -> Float[Tensor, "n p"]:
+    """One row a token, the layers side by side, within a layer the heads side by side; of two
+    kinds, the second's after all of the first's."""
     blocks = {"keys": cache.keys, "values": cache.values}
-    return _side_by_side([block for kind in kinds for block in blocks[kind]], (), out)
+    return _side_by_side([block for kind in kinds for block in blocks[kind]], ())
 
 
 def _side_by_side(
     blocks: Sequence[Block],
     more: Sequence[Float[Tensor, "n _e"]],
-    out: Float[Tensor, "n p"] | None,
 ) -> Float[Tensor, "n p"]:
     """Rows of blocks, and more rows beside them; each number is copied once."""
     b, _, t, _ = blocks[0].shape
-    if out is None:
-        width = sum(block.shape[1] * block.shape[3] for block in blocks)
-        out = blocks[0].new_empty(b * t, width + sum(each.shape[1] for each in more))
+    width = sum(block.shape[1] * block.shape[3] for block in blocks)
+    out = blocks[0].new_empty(b * t, width + sum(each.shape[1] for each in more))
     at = 0
     for block in blocks:
         h, d = block.shape[1], block.shape[3]

@@ -119,7 +119,6 @@ class Gathering:
         workspace.require_room(sum(self.nbytes.values()))
         self._sums: dict[tuple[str, int], Sums] = {}
         self._firsts: dict[Kind, list[tuple[Tensor, Tensor]]] = {kind: [] for kind in KINDS}
-        self._rows: dict[str, Tensor] = {}
         self._looks: list[Looked] = []
         self.windows: list[Tensor] = []
         self._seconds: dict[str, float] = defaultdict(float)
@@ -183,6 +182,7 @@ class Gathering:
                 if attentive:
                     self._sums["weighted", number].add(x, y, weight=looked.weight.to(place))
                 self._sums[part, number].add(x, y, order=order if permuted else None, spend=True)
+                del x, y
 
     def moments(self, part: str) -> list[PairMoments]:
         """What one part's rows came to, group by group; no more can be added."""
@@ -253,15 +253,11 @@ class Gathering:
     def _side_by_side(
         self, number: int, read: KVCache, own: KVCache, given: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """One batch's rows of a group, in room that is used again for the next."""
-        group, layout = self.groups[number], self._layouts[number]
-        n = read.positions.numel()
-        for name, wide in (("x", layout.p), ("y", layout.q)):
-            held = self._rows.get(name)
-            if held is None or held.shape != (n, wide):
-                self._rows[name] = torch.empty(n, wide, device=read.keys[0].device)
-        x = gathered(read, group, self._wanted.before, given, out=self._rows["x"])
-        return x, rows_of(own, *group, out=self._rows["y"])
+        """One batch's rows of a group. They are the largest of all that a batch takes, so they are
+        made anew each time: kept, they would lie beside the models' own work."""
+        group = self.groups[number]
+        x = gathered(read, group, self._wanted.before, given)
+        return x, rows_of(own, *group)
 
     def _keep_firsts(self, number: int, x: Tensor, y: Tensor, tokens: int) -> None:
         """The first rows of some chunks, of the kinds that are gathered in one group."""

@@ -75,10 +75,6 @@ class Moments:
         """The scatter of each source feature."""
         return self.xx.diagonal()
 
-    def products(self, x: Int[Tensor, " p_"], y: Int[Tensor, " q_"]) -> Float[Tensor, "p_ q_"]:
-        """The scatter of some source features with some target features."""
-        return self.xy[x[:, None], y]
-
     def targets(self, y: Int[Tensor, " q_"]) -> "Moments":
         """The moments of some target features only; the source's are shared, not copied."""
         return replace(self, mean_y=self.mean_y[y], xy=self.xy[:, y], yy=self.yy[y])

@@ -58,23 +58,7 @@ class PairMoments:
                 xx[a.to, b.to] = block = self._gram(a, b)
                 xx[b.to, a.to] = block.mT
         mean_x, mean_y, yy = self.mean_x[x], self.mean_y[y], self.yy[y]
-        return Moments(self.n, mean_x, mean_y, xx, self.products(x, y), yy)
-
-    def products(self, x: Int[Tensor, " p_"], y: Int[Tensor, " q_"]) -> Float[Tensor, "p_ q_"]:
-        """The scatter of some source features with some target features.
-
-        Raises:
-            ValueError: some of it was not gathered.
-        """
-        found = self.cross.new_empty(len(x), len(y))
-        q, goals = self.layout.q, self.layout.targets
-        twins = (Piece(each.start + q, each.stop + q, each.layer) for each in goals)
-        chosen = y if self.offered is None else self.offered[y]
-        rows = _spans(x, self.layout.sources)
-        for b in _spans(chosen, goals if self.twin is None else (*goals, *twins)):
-            for a in rows:
-                found[a.to, b.to] = self._cross(a, b)
-        return found
+        return Moments(self.n, mean_x, mean_y, xx, self._products(x, y), yy)
 
     def targets(self, y: Int[Tensor, " q_"]) -> "PairMoments":
         """The moments of some target features only; the products are shared, not copied."""
@@ -88,6 +72,18 @@ class PairMoments:
             ValueError: some were not gathered.
         """
         return self.select(torch.arange(len(self.mean_x)), torch.arange(len(self.mean_y)))
+
+    def _products(self, x: Int[Tensor, " p_"], y: Int[Tensor, " q_"]) -> Float[Tensor, "p_ q_"]:
+        """The scatter of some source features with some target features."""
+        found = self.cross.new_empty(len(x), len(y))
+        q, goals = self.layout.q, self.layout.targets
+        twins = (Piece(each.start + q, each.stop + q, each.layer) for each in goals)
+        chosen = y if self.offered is None else self.offered[y]
+        rows = _spans(x, self.layout.sources)
+        for b in _spans(chosen, goals if self.twin is None else (*goals, *twins)):
+            for a in rows:
+                found[a.to, b.to] = self._cross(a, b)
+        return found
 
     def _gram(self, a: "_Span", b: "_Span") -> Tensor:
         if a.of > b.of:

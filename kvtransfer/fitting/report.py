@@ -123,6 +123,7 @@ class FitReport:
             caption=f"held-out R²{late}; fitted on {self.rows:,} tokens, "
             f"held out {self.heldout_rows:,}; "
             + passed
+            + (f"moments {sum(self.moments.values()) / 1e6:.0f} MB; " if self.moments else "")
             + ", ".join(f"{name} {value:.1f} s" for name, value in self.seconds.items()),
         )
         for column in table.columns[2:]:

@@ -28,7 +28,8 @@ class Workspace:
     name from the beginning, so that nothing is left of them, however the fit ends."""
     passes: int = 1
     """Readings of the text; with two, keys are gathered in one and values in the other, so that
-    half as much lies on the device at once. Costs the models' forwards once more."""
+    half as much lies on the device at once. Costs the models' forwards once more, and the ids of
+    the text are kept in between."""
     checkpoint: Path | None = None
     """A folder for what a killed fit goes on from; None for nothing."""
     every: int = 64
