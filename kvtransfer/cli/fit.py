@@ -201,7 +201,7 @@ def fit(
             network=NetworkSettings(seed=seed),
         )
         workspace = Workspace(
-            moments=cast(Any, moments if moments in ("cpu", "device") else Path(moments)),
+            moments=_place(moments),
             passes=passes,
             checkpoint=checkpoint,
             every=every,
@@ -269,6 +269,17 @@ def _layers(text: str) -> int | Literal["auto", "all"]:
     if text.isdigit() and int(text) > 0:
         return int(text)
     raise ValueError(f"--layers is a positive number, 'all' or 'auto', not {text!r}")
+
+
+def _place(text: str) -> Any:
+    """Where moments are to lie: a word, or a folder."""
+    if text in ("cpu", "device"):
+        return text
+    if text.partition(":")[0] in ("gpu", "cuda", "mps", "xpu", ""):
+        raise ValueError(
+            f"--moments is 'cpu', 'device' (TARGET's, whichever that is) or a folder, not {text!r}"
+        )
+    return Path(text)
 
 
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -81,11 +81,11 @@ def choose(
         near = None if ranking is None else by_score(ranking, t)
         order = near if orders is None else list(orders[t])
         assert order is not None
-        if orders is None and settings.selection == "greedy" and max(wanted) < len(order):
-            order = greedy(capture, columns, t, order, max(wanted))
-        held = _HeldOut(capture, columns, t, settings, known)
         # Near either end a band holds fewer layers than elsewhere.
         ks = [k for k in wanted if k <= len(order)] or [len(order)]
+        if orders is None and settings.selection == "greedy" and max(ks) < len(order):
+            order = greedy(capture, columns, t, order, max(ks))
+        held = _HeldOut(capture, columns, t, settings, known)
         # Strength at a middling k, then k at that strength: the full grid would find the same
         # within a thousandth, at several times the solves.
         k = ks[len(ks) // 2]

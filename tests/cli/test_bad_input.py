@@ -172,6 +172,7 @@ MISTAKES = {
         "--band 1",
         "give a band of 2 or more",
     ),
+    "moments on a device by its name": (FIT + "--moments cuda:0", "--moments is 'cpu', 'device'"),
     "three passes": (FIT + "--passes 3", "passes must be 1 or 2, got 3"),
     "two passes for what is read together": (
         FIT + "--data {prose} --passes 2 --features both",
