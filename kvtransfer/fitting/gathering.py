@@ -30,6 +30,7 @@ from kvtransfer.fitting.layout import Layout, moments_bytes
 from kvtransfer.fitting.looked import Looked
 from kvtransfer.fitting.pairs import PairMoments
 from kvtransfer.fitting.sums import Sums
+from kvtransfer.fitting.trim import give_back
 from kvtransfer.fitting.workspace import Workspace
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.hf.aligned import read_aligned
@@ -167,6 +168,7 @@ class Gathering:
         if part == "heldout" and self.turn == 0 and len(self.windows) < WINDOWS:
             self.windows += ids[: WINDOWS - len(self.windows)].unbind()
         with self._meter("statistics"):
+            give_back()
             place = self._workspace.near(self._target.device) or torch.device("cpu")
             given = [state_rows(states[s]).flatten(0, 1).to(place) for s in wanted.starts]
             # One by one, so that what the one was made from is gone before the other is made.
@@ -183,6 +185,8 @@ class Gathering:
                     self._sums["weighted", number].add(x, y, weight=looked.weight.to(place))
                 self._sums[part, number].add(x, y, order=order if permuted else None, spend=True)
                 del x, y
+            del read, own, states, given
+            give_back()
 
     def moments(self, part: str) -> list[PairMoments]:
         """What one part's rows came to, group by group; no more can be added."""
