@@ -29,7 +29,8 @@ def ranks(x: Column) -> Column:
     """From 1; equal numbers share the mean of their ranks."""
     below = (x[..., None, :] < x[..., :, None]).sum(-1)
     equal = (x[..., None, :] == x[..., :, None]).sum(-1)
-    return below + (equal + 1) / 2
+    found: Column = below + (equal + 1) / 2
+    return found
 
 
 Correlation = Callable[[Column, Column], Column]

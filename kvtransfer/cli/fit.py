@@ -1,7 +1,7 @@
 """kvtransfer fit SOURCE TARGET --out DIR"""
 
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import typer
 
@@ -107,8 +107,49 @@ def fit(
         typer.Option(help="Dtype of the products in a batch (sums are float64)."),
     ] = "auto",
     batch: Annotated[int, typer.Option(help="Sequences read at once.")] = 4,
+    band: Annotated[
+        int | None,
+        typer.Option(
+            help="Gather and try only source layers within this many of a target layer's "
+            "proportional depth; all, if not given."
+        ),
+    ] = None,
+    moments: Annotated[
+        str,
+        typer.Option(
+            help="Where the moments lie: 'cpu' (memory), 'device' (a stretch of batches at a time "
+            "on the device), or a folder, in files that are gone when the fit ends."
+        ),
+    ] = "cpu",
+    passes: Annotated[
+        int,
+        typer.Option(help="2: read the text for keys, and again for values: half as much at once."),
+    ] = 1,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for what a killed fit goes on from, when it is given again; removed when "
+            "the mapping is saved."
+        ),
+    ] = None,
+    every: Annotated[
+        int, typer.Option("--checkpoint-every", help="Batches between two checkpoints.")
+    ] = 64,
     seed: Annotated[int, typer.Option(help="Of the permutation behind the shuffled control.")] = 0,
     device: Device = "cpu",
+    source_device: Annotated[
+        str | None, typer.Option(help="Torch device of SOURCE, where it is not --device.")
+    ] = None,
+    target_device: Annotated[
+        str | None, typer.Option(help="Torch device of TARGET, where it is not --device.")
+    ] = None,
+    device_map: Annotated[
+        str | None,
+        typer.Option(
+            help="Spread each model over devices, as transformers does ('auto', 'balanced', …), "
+            "instead of --device."
+        ),
+    ] = None,
     dtype: Dtype = None,
     as_json: AsJson = False,
 ) -> None:
@@ -122,6 +163,7 @@ def fit(
         if budget is not None and solver != "auto":
             raise ValueError("--budget is for --solver auto, which has maps to choose from")
         from kvtransfer import artifact
+        from kvtransfer.fitting import checkpoint as checkpoints
         from kvtransfer.fitting.fit import fit as run
         from kvtransfer.fitting.heatmap import require_drawable, save_heatmap
         from kvtransfer.fitting.network_settings import NetworkSettings
@@ -131,6 +173,7 @@ def fit(
         from kvtransfer.fitting.settings import SOLVER_NAMES, FitSettings
         from kvtransfer.fitting.texts import read_all
         from kvtransfer.fitting.tried import Budget
+        from kvtransfer.fitting.workspace import Workspace
         from kvtransfer.hf.check import check
         from kvtransfer.hf.model import load
         from kvtransfer.hf.quiet import quiet
@@ -150,40 +193,64 @@ def fit(
             selection=selection,
             first=first,
             before=before,
+            band=band,
             start=start,
             products=products,
             batch=batch,
             seed=seed,
             network=NetworkSettings(seed=seed),
         )
+        workspace = Workspace(
+            moments=_place(moments),
+            passes=passes,
+            checkpoint=checkpoint,
+            every=every,
+        )
+        if device_map is not None and (source_device or target_device or device != "cpu"):
+            raise ValueError("--device-map places the models; leave --device and the like out")
         bound = Budget() if budget is None else Budget.parse(budget)
         steps = RefineSettings(windows=refine, seed=seed) if refine else None
         if heatmap is not None:
             require_drawable(heatmap)
         artifact.refuse_foreign(out)  # before an hour of work, not after
+        if checkpoint is not None:
+            checkpoints.refuse_foreign(checkpoint)
         names = data or ["builtin"]
         written = [self_tokens(name) for name in names]
         texts = read_all(names) if not any(written) else iter(())
         check(source, target).raise_if_blocked()
-        models = load(source, dtype=dtype, device=device), load(target, dtype=dtype, device=device)
+        models = (
+            load(source, dtype=dtype, device=source_device or device, device_map=device_map),
+            load(target, dtype=dtype, device=target_device or device, device_map=device_map),
+        )
         if any(written):
             texts = read_all_with(names, models[1], seed=seed)
         if steps is not None:  # refining reads the text once more, and some can be read only once
             texts = iter(kept := list(texts))
         depth = len(models[1].spec.layers)
         read = tokens + tokens // 7
-        stages = {"capture": read, "solve": depth}
+        stages = {"capture": passes * read, "solve": depth}
         stages |= {"try": 13} if solver == "auto" else {}
         stages |= {"rows": read, "train": depth} if solver == "mlp" else {}
         stages |= {"refine": refine} if refine else {}
         with bars(**stages) as advance:
-            report = run(*models, texts, settings, budget=bound, storage=storage, progress=advance)
+            report = run(
+                *models,
+                texts,
+                settings,
+                budget=bound,
+                storage=storage,
+                workspace=workspace,
+                progress=advance,
+            )
             if steps is not None:
                 found = improve(
                     report.mapping, *models, kept, steps, progress=lambda n: advance("refine", n)
                 )
                 report = report.refined_by(found)
         report.mapping.save_pretrained(out, dtype=storage)
+        if checkpoint is not None:
+            checkpoints.remove(checkpoint)
         if heatmap is not None and report.ranking is not None:
             save_heatmap(
                 report.ranking,
@@ -202,6 +269,17 @@ def _layers(text: str) -> int | Literal["auto", "all"]:
     if text.isdigit() and int(text) > 0:
         return int(text)
     raise ValueError(f"--layers is a positive number, 'all' or 'auto', not {text!r}")
+
+
+def _place(text: str) -> Any:
+    """Where moments are to lie: a word, or a folder."""
+    if text in ("cpu", "device"):
+        return text
+    if text.partition(":")[0] in ("gpu", "cuda", "mps", "xpu", ""):
+        raise ValueError(
+            f"--moments is 'cpu', 'device' (TARGET's, whichever that is) or a folder, not {text!r}"
+        )
+    return Path(text)
 
 
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:

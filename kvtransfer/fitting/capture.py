@@ -1,34 +1,24 @@
 """Both models read the same text; only the moments of what they cached are kept."""
 
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from itertools import tee
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvtransfer.errors import TextError
-from kvtransfer.fitting.features import (
-    GROUPS,
-    KINDS,
-    Features,
-    Kind,
-    gathered,
-    gathered_size,
-    rows_of,
-    size,
-    state_rows,
-)
-from kvtransfer.fitting.looked import Looked
-from kvtransfer.fitting.moments import Accumulator, Moments
+from kvtransfer.fitting.band import Band
+from kvtransfer.fitting.checkpoint import Checkpoint
+from kvtransfer.fitting.chunks import batches
+from kvtransfer.fitting.features import KINDS, Features, Kind, size
+from kvtransfer.fitting.gathering import Gathering, Wanted
+from kvtransfer.fitting.moments import Moments
+from kvtransfer.fitting.pairs import PairMoments
+from kvtransfer.fitting.workspace import Workspace
 from kvtransfer.geometry.spec import ModelSpec
-from kvtransfer.hf.aligned import read_aligned
 from kvtransfer.hf.model import LanguageModel
-from kvtransfer.hf.start import prefill_with_states, width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +30,8 @@ class Sample:
     before come next, and the target's states, where there are any, last.
     """
 
-    keys: Moments
-    values: Moments
+    keys: Moments | PairMoments
+    values: Moments | PairMoments
 
     @property
     def rows(self) -> int:
@@ -86,8 +76,16 @@ class Capture:
     """Per target layer and KV head, the second moment of the queries as they meet content keys."""
     windows: tuple[Int[Tensor, " _t"], ...] = ()
     """The first held-out chunks, on which maps can be tried."""
+    band: int | None = None
+    """Which source layers were gathered for each target layer; see :class:`Band`."""
+    nbytes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of the moments, by kind; see :func:`kvtransfer.fitting.layout.moments_bytes`."""
     left_out: int = 0
     """Chunks that could not be read, as the source has another tokenizer and no text their ids."""
+
+    def limits(self, source: ModelSpec, target: ModelSpec) -> Band:
+        """The source layers that each target layer may be read from."""
+        return Band(self.band, len(source.layers), len(target.layers))
 
 
 def capture(
@@ -104,6 +102,8 @@ def capture(
     before: Sequence[int] = (),
     starts: Sequence[int] = (),
     attention: bool = False,
+    band: int | None = None,
+    workspace: Workspace | None = None,
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> Capture:
     """Stream ``chunks`` through both models until ``tokens`` rows are gathered for the fit.
@@ -119,82 +119,58 @@ def capture(
         batch: Chunks read at once.
         holdout: One chunk in this many is held out.
         seed: Of the permutation behind the ``shuffled`` control.
-        products: In what dtype a batch's rows are multiplied; see :class:`Accumulator`.
+        products: In what dtype a batch's rows are multiplied; see :class:`Sums`.
         features: What the target's keys (and its values) are to be read from.
         before: Source layers whose features of the token before are to be features too.
         starts: Target layers whose incoming states are to be features too.
         attention: Whether to gather what the ``attention`` solver needs: weighted rows, for half
             the statistics again, and the queries' second moments.
+        band: How far from its own depth a target layer's source layers are gathered; None for all.
+        workspace: Where the moments lie, and how a killed capture goes on; None for in memory, and
+            not at all.
         progress: Told the number of tokens after each batch.
 
     Raises:
         TextError: there are fewer than two chunks, so nothing could be held out.
+        ArtifactError: there is a checkpoint, and it is of another text, model or setting.
+        KVTransferError: there is no room for the moments.
+        ValueError: two passes were asked for features that are gathered together.
     """
-    meter = _Meter()
-    groups = GROUPS[features]
-    state_width = width(target) if starts else 0
-    sizes = [
-        [
-            gathered_size(source.spec, group, before, len(starts) * state_width),
-            sum(size(target.spec, kind) for kind in group),
-        ]
-        for group in groups
-    ]
-    sums = {
-        "fit": [Accumulator(p, 2 * q, products=products) for p, q in sizes],
-        "heldout": [Accumulator(p, q, products=products) for p, q in sizes],
+    workspace = workspace or Workspace()
+    wanted = Wanted(
+        tokens=tokens,
+        batch=batch,
+        holdout=holdout,
+        seed=seed,
+        products=products,
+        features=features,
+        before=tuple(before),
+        starts=tuple(starts),
+        attention=attention,
+        band=band,
+    )
+    gathering = Gathering(source, target, wanted, workspace)
+    checkpoint = Checkpoint.of_capture(workspace, source.spec, target.spec, wanted)
+    resumed = checkpoint.resume(gathering) if checkpoint else None
+    for turn, sequences in enumerate(tee(chunks, workspace.passes)):
+        if turn < gathering.turn:
+            continue
+        if turn > gathering.turn:
+            gathering.begin(turn)
+        for part, ids in batches(sequences, tokens=tokens, batch=batch, holdout=holdout):
+            if resumed is not None and not resumed.reached(gathering):
+                gathering.pass_over(part, ids)
+            else:
+                gathering.take(part, ids)
+                if checkpoint is not None and gathering.batches % workspace.every == 0:
+                    checkpoint.save(gathering)
+            progress(ids.numel())
+        if resumed is not None:
+            resumed.require_reached(gathering)
+    samples = {
+        part: _sample(gathering.moments(part), target.spec, twins=2 if part == "fit" else 1)
+        for part in ("fit", "heldout", *(["weighted"] if attention else []))
     }
-    if attention:
-        sums["weighted"] = [Accumulator(p, q, products=products) for p, q in sizes]
-    firsts: dict[Kind, list[tuple[Tensor, Tensor]]] = {kind: [] for kind in KINDS}
-    looked = Looked(target)
-    random = torch.Generator().manual_seed(seed)
-    fitted = 0
-    windows: list[Tensor] = []
-    for part, ids in batches(chunks, tokens=tokens, batch=batch, holdout=holdout):
-        with meter("source_forward"):
-            read = read_aligned(source, target, ids)
-        watched = looked if attention and part == "fit" else nullcontext()
-        with meter("target_forward"), watched:
-            wanted, states = prefill_with_states(target, ids, starts)
-        if part == "heldout" and len(windows) < WINDOWS:
-            windows += ids[: WINDOWS - len(windows)].unbind()
-        with meter("statistics"):
-            given = [state_rows(states[start]).flatten(0, 1).cpu() for start in starts]
-            read, wanted = (
-                cache.to(dtype=torch.float32).as_content().to(device="cpu")
-                for cache in (read, wanted)
-            )
-            permuted = part == "fit" and fitted % CONTROL_EVERY == 0
-            fitted += part == "fit"
-            order = torch.randperm(ids.numel(), generator=random)
-            for group, accumulator, weighted in zip(
-                groups, sums[part], sums.get("weighted", sums[part]), strict=True
-            ):
-                x = gathered(read, group, before, given)
-                own = [rows_of(wanted, kind) for kind in group]
-                if part == "fit" and len(firsts[group[0]]) * batch < FIRSTS:
-                    at = torch.arange(0, ids.numel(), ids.shape[1])
-                    first = x[at]
-                    for kind, rows in zip(group, own, strict=True):
-                        firsts[kind].append((first, rows[at]))
-                y = torch.cat(own, dim=1)
-                if attention and part == "fit":
-                    weighted.add(x, y, weight=looked.weight)
-                if permuted:
-                    y = torch.cat((y, y[order]), dim=1)
-                accumulator.add(x, y)
-        progress(ids.numel())
-    with meter("statistics"):
-        samples = {
-            # Popped, so that one part's sums are gone before the next one's are sorted out.
-            part: _sample(
-                [each.moments() for each in sums.pop(part)],
-                target.spec,
-                twins=2 if part == "fit" else 1,
-            )
-            for part in list(sums)
-        }
     fit, heldout = samples["fit"], samples["heldout"]
     if not fit.rows or not heldout.rows:
         raise TextError(
@@ -204,31 +180,21 @@ def capture(
     return Capture(
         fit=fit,
         heldout=heldout,
-        seconds=dict(meter.seconds),
+        seconds=gathering.seconds,
         features=features,
-        first={kind: First(*map(torch.cat, zip(*firsts[kind], strict=True))) for kind in KINDS},
+        first={kind: First(*rows) for kind, rows in gathering.first.items()},
         before=tuple(before),
         starts=tuple(starts),
-        state_width=state_width,
+        state_width=gathering.state_width,
         weighted=samples.get("weighted"),
-        sees=looked.sees() if attention else (),
-        windows=tuple(windows),
+        sees=gathering.looked.sees() if attention else (),
+        windows=tuple(gathering.windows),
+        band=band,
+        nbytes=gathering.nbytes,
     )
 
 
-FIRSTS = 256
-"""First tokens that are kept: about as many as there are dims in a head, or more."""
-
-WINDOWS = 12
-"""Held-out chunks that are kept as they are."""
-
-CONTROL_EVERY = 4
-"""One batch of rows in this many is paired with permuted targets. Rows that are not add nothing to
-the control but their own scatter, which only brings it nearer to the mean, where it is hardest to
-beat; permuting all would take two fifths of the time of the statistics."""
-
-
-def _sample(moments: list[Moments], target: ModelSpec, twins: int) -> Sample:
+def _sample(moments: list[PairMoments], target: ModelSpec, twins: int) -> Sample:
     """One set of moments a kind; gathered together, they share what is the source's."""
     if len(moments) == len(KINDS):
         keys, values = moments
@@ -240,39 +206,3 @@ def _sample(moments: list[Moments], target: ModelSpec, twins: int) -> Sample:
         keys=both.targets(columns[:, :split].flatten()),
         values=both.targets(columns[:, split:].flatten()),
     )
-
-
-def batches(
-    chunks: Iterable[Tensor], *, tokens: int, batch: int, holdout: int
-) -> Iterator[tuple[Literal["fit", "heldout"], Tensor]]:
-    """Stacks of at most ``batch`` chunks, every one of them whole and of one part."""
-    waiting: dict[Literal["fit", "heldout"], list[Tensor]] = {"fit": [], "heldout": []}
-    taken = 0
-    for number, chunk in enumerate(chunks):
-        # The second chunk is the first to be held out, so that two are enough.
-        part: Literal["fit", "heldout"] = "heldout" if number % holdout == 1 else "fit"
-        waiting[part].append(chunk)
-        taken += len(chunk) if part == "fit" else 0
-        if len(waiting[part]) == batch:
-            yield part, torch.stack(waiting[part])
-            waiting[part] = []
-        if taken >= tokens and number > 0:
-            break
-    for part, rest in waiting.items():
-        if rest:
-            yield part, torch.stack(rest)
-
-
-class _Meter:
-    """Adds up wall time by name."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] += time.perf_counter() - start

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from kvtransfer.errors import UnderdeterminedFit
 from kvtransfer.fitting.capture import Capture
-from kvtransfer.fitting.columns import Columns, Problem, problem
+from kvtransfer.fitting.columns import Columns, Known, Problem, problem
 from kvtransfer.fitting.features import KINDS, Kind
-from kvtransfer.fitting.layers import greedy, needed_rows, rank_layers
+from kvtransfer.fitting.layers import by_score, greedy, needed_rows, rank_layers
 from kvtransfer.fitting.settings import FitSettings
 from kvtransfer.fitting.solvers import Ridge, Solver
 from kvtransfer.geometry.spec import ModelSpec
@@ -53,6 +53,7 @@ def choose(
     *,
     ranking: Float[Tensor, "target source"] | None = None,
     orders: Sequence[Sequence[int]] | None = None,
+    known: Known | None = None,
 ) -> Iterator[Choice]:
     """Choose for every target layer the source layers and strengths with the best held-out R².
 
@@ -68,20 +69,23 @@ def choose(
         ranking: What :func:`~kvtransfer.fitting.layers.rank_layers` found, where that is known.
         orders: Per target layer, source layers in the order to take them, instead of the
             settings' selection.
+        known: Where to keep the maps that are solved to choose one, until the next layer's turn.
     """
     columns = Columns.of(capture, source, target, features=settings.features, start=settings.start)
-    ks = _candidates(capture, columns, settings.layers)
+    wanted = _candidates(capture, columns, settings.layers)
     if ranking is None and orders is None:
         ranking = rank_layers(capture, source, target)
     strengths = STRENGTHS if settings.strength is None else (settings.strength,)
     begun = 0 if settings.start is None else settings.start + 1
     for t in range(begun, len(target.layers)):
-        near = None if ranking is None else ranking[t].argsort(descending=True).tolist()
+        near = None if ranking is None else by_score(ranking, t)
         order = near if orders is None else list(orders[t])
         assert order is not None
+        # Near either end a band holds fewer layers than elsewhere.
+        ks = [k for k in wanted if k <= len(order)] or [len(order)]
         if orders is None and settings.selection == "greedy" and max(ks) < len(order):
             order = greedy(capture, columns, t, order, max(ks))
-        held = _HeldOut(capture, columns, t, settings)
+        held = _HeldOut(capture, columns, t, settings, known)
         # Strength at a middling k, then k at that strength: the full grid would find the same
         # within a thousandth, at several times the solves.
         k = ks[len(ks) // 2]
@@ -138,6 +142,7 @@ class _HeldOut:
     columns: Columns
     target: int
     settings: FitSettings
+    known: Known | None
 
     def posed(self, kind: Kind, sources: Sequence[int], before: Sequence[int] = ()) -> Problem:
         return problem(
@@ -148,6 +153,7 @@ class _HeldOut:
             self.target,
             before=before,
             first=self.settings.first,
+            known=self.known,
         )
 
     def best_k(
@@ -189,12 +195,12 @@ class _HeldOut:
 def _score(problem: Problem, solver: Solver) -> float:
     """Held-out R²; −∞ where a strength is too weak for features that depend on each other."""
     try:
-        fitted = solver.solve(problem.fit, problem.heads)
+        _, score = problem.judge(solver)
     except UnderdeterminedFit:
         if problem.fit.n <= len(problem.fit.xx):
             raise
         return float("-inf")
-    return problem.score(fitted)
+    return score
 
 
 def _candidates(

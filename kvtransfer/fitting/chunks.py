@@ -1,6 +1,7 @@
-"""Texts to equal token sequences."""
+"""Texts to equal token sequences, and stacks of them."""
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Literal
 
 import torch
 from jaxtyping import Int
@@ -57,3 +58,24 @@ def one_stream(texts: Iterable[str]) -> Iterator[str]:
     one text, as WikiText is mostly read. Each is still tokenized on its own."""
     for number, text in enumerate(texts):
         yield f"\n\n{text}" if number else text
+
+
+def batches(
+    chunks: Iterable[Tensor], *, tokens: int, batch: int, holdout: int
+) -> Iterator[tuple[Literal["fit", "heldout"], Tensor]]:
+    """Stacks of at most ``batch`` chunks, every one of them whole and of one part."""
+    waiting: dict[Literal["fit", "heldout"], list[Tensor]] = {"fit": [], "heldout": []}
+    taken = 0
+    for number, chunk in enumerate(chunks):
+        # The second chunk is the first to be held out, so that two are enough.
+        part: Literal["fit", "heldout"] = "heldout" if number % holdout == 1 else "fit"
+        waiting[part].append(chunk)
+        taken += len(chunk) if part == "fit" else 0
+        if len(waiting[part]) == batch:
+            yield part, torch.stack(waiting[part])
+            waiting[part] = []
+        if taken >= tokens and number > 0:
+            break
+    for part, rest in waiting.items():
+        if rest:
+            yield part, torch.stack(rest)

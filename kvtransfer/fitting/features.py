@@ -88,20 +88,36 @@ def gathered(
         states: Of the target, as :func:`state_rows` makes them, flattened.
     """
     blocks = {"keys": content.keys, "values": content.values}
-    return torch.cat(
-        [
-            *(rows_of(content, kind) for kind in group),
-            *(flat(late(blocks[kind][layer])) for kind in group for layer in before),
-            *states,
-        ],
-        dim=1,
-    )
+    own = [block for kind in group for block in blocks[kind]]
+    earlier = [late(blocks[kind][layer]) for kind in group for layer in before]
+    return _side_by_side([*own, *earlier], states)
 
 
-def rows_of(cache: KVCache, kind: Kind) -> Float[Tensor, "n p"]:
-    """One row a token, the layers side by side, within a layer the heads side by side."""
-    blocks = cache.keys if kind == "keys" else cache.values
-    return torch.cat([flat(block) for block in blocks], dim=1)
+def rows_of(cache: KVCache, *kinds: Kind) -> Float[Tensor, "n p"]:
+    """One row a token, the layers side by side, within a layer the heads side by side; of two
+    kinds, the second's after all of the first's."""
+    blocks = {"keys": cache.keys, "values": cache.values}
+    return _side_by_side([block for kind in kinds for block in blocks[kind]], ())
+
+
+def _side_by_side(
+    blocks: Sequence[Block],
+    more: Sequence[Float[Tensor, "n _e"]],
+) -> Float[Tensor, "n p"]:
+    """Rows of blocks, and more rows beside them; each number is copied once."""
+    b, _, t, _ = blocks[0].shape
+    width = sum(block.shape[1] * block.shape[3] for block in blocks)
+    out = blocks[0].new_empty(b * t, width + sum(each.shape[1] for each in more))
+    at = 0
+    for block in blocks:
+        h, d = block.shape[1], block.shape[3]
+        room = out[:, at : at + h * d].unflatten(1, (h, d)).unflatten(0, (b, t))
+        room.copy_(rearrange(block, "b h t d -> b t h d"))
+        at += h * d
+    for each in more:
+        out[:, at : at + each.shape[1]] = each
+        at += each.shape[1]
+    return out
 
 
 def flat(block: Block) -> Float[Tensor, "n p"]:

@@ -9,6 +9,7 @@ import torch
 
 from kvtransfer.errors import UnderdeterminedFit
 from kvtransfer.fitting.auto import choose_map
+from kvtransfer.fitting.band import Band
 from kvtransfer.fitting.capture import Capture, capture
 from kvtransfer.fitting.chunks import chunks
 from kvtransfer.fitting.features import KINDS, Features, size, spaced
@@ -23,6 +24,7 @@ from kvtransfer.fitting.solve import fit_captured
 from kvtransfer.fitting.solvers import weighs
 from kvtransfer.fitting.storage import Dtype
 from kvtransfer.fitting.tried import Budget
+from kvtransfer.fitting.workspace import Workspace
 from kvtransfer.geometry.compat import compare
 from kvtransfer.geometry.spec import ModelSpec, same_tokens
 from kvtransfer.hf.aligned import Alignable
@@ -41,6 +43,7 @@ def fit(
     *,
     budget: Budget | None = None,
     storage: Dtype = "float32",
+    workspace: Workspace | None = None,
     progress: Progress = lambda stage, done: None,
 ) -> FitReport:
     """Fit a mapping that takes ``source``'s cache to ``target``.
@@ -52,6 +55,9 @@ def fit(
         settings: How to fit; None for the defaults.
         budget: What the map may cost, where the solver is ``auto``.
         storage: How it will be stored, which decides what it costs.
+        workspace: Where moments lie, and how a killed fit goes on; None for in memory, and not at
+            all. A checkpoint stays until :func:`kvtransfer.fitting.checkpoint.remove` is told of
+            it: what was fitted is not saved yet.
         progress: See :data:`Progress`.
 
     Raises:
@@ -59,12 +65,16 @@ def fit(
         TextError: the text is too short.
         UnderdeterminedFit: there are no more rows than features.
         UnsupportedModel: the tokenizers differ, and one does not say what its tokens stand for.
-        KVTransferError: the rows that networks are trained on would not fit in memory.
+        ArtifactError: there is a checkpoint, and it is of another text, model or setting.
+        KVTransferError: there is no room for the moments, or for the rows that networks are
+            trained on.
     """
     settings = settings or FitSettings()
     if settings.solver == "mlp":
-        return _fit_networks(source, target, texts, settings, progress)
-    captured = capture_texts(source, target, texts, settings, progress=progress)
+        return _fit_networks(source, target, texts, settings, workspace, progress)
+    captured = capture_texts(
+        source, target, texts, settings, workspace=workspace, progress=progress
+    )
     if settings.solver == "auto":
         report = choose_map(
             captured,
@@ -85,6 +95,7 @@ def _fit_networks(
     target: LanguageModel,
     texts: Iterable[str],
     settings: FitSettings,
+    workspace: Workspace | None,
     progress: Progress,
 ) -> FitReport:
     """A linear fit, and then the same text once more for the rows that networks are trained on."""
@@ -98,7 +109,9 @@ def _fit_networks(
         state=state,
     )
     texts, again = tee(texts)  # some can be read once only; no more is kept than was read
-    captured = capture_texts(source, target, texts, settings, progress=progress)
+    captured = capture_texts(
+        source, target, texts, settings, workspace=workspace, progress=progress
+    )
     linear = replace(settings, solver="ridge")
     report = add_networks(
         fit_captured(captured, source, target, linear, progress=progress),
@@ -133,6 +146,7 @@ def capture_texts(
     texts: Iterable[str],
     settings: FitSettings,
     *,
+    workspace: Workspace | None = None,
     progress: Progress = lambda stage, done: None,
 ) -> Capture:
     """The first half of :func:`fit`: everything that needs the models to run."""
@@ -146,10 +160,15 @@ def capture_texts(
         raise ValueError(
             f"a start of {settings.start} layers leaves none of {target.spec.name}'s to be mapped"
         )
+    band = Band(settings.band, depth, len(target.spec.layers))
+    first = 0 if settings.start is None else settings.start + 1
+    if isinstance(settings.layers, int):
+        band.require(settings.layers, first)
     state = width(target) if starts else 0
     # What is to be chosen from tries all features, and needs rows for the fewest.
     features: Features = "both" if settings.solver == "auto" else settings.features
-    needed = needed_rows(source.spec, settings.layers, settings.features, state=state)
+    most = band.widest(first) if settings.layers == "all" else settings.layers
+    needed = needed_rows(source.spec, most, settings.features, state=state)
     if settings.tokens < needed:  # known before the models run, so said before they do
         raise UnderdeterminedFit(
             settings.tokens, needed - 1, hint="raise --tokens, or read fewer source layers"
@@ -167,6 +186,8 @@ def capture_texts(
         before=_before(settings, source.spec),
         starts=starts,
         attention=settings.solver == "auto" or weighs(settings.solver),
+        band=settings.band,
+        workspace=workspace,
         progress=lambda tokens: progress("capture", tokens),
     )
     return replace(captured, left_out=sequences.left_out)

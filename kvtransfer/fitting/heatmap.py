@@ -23,6 +23,9 @@ SHADES = " ░▒▓█"
 
 CHOSEN = "•"
 
+UNSEEN = "·"
+"""A source layer that was not looked at: a band left it out."""
+
 COLOURS = "viridis"
 """Its lightness alone tells the order, so it reads in grey and with any colour vision."""
 
@@ -32,7 +35,8 @@ NUMBERED = 12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerScores:
-    """Single-layer held-out R², as :func:`kvtransfer.fitting.layers.rank_layers` finds it."""
+    """Single-layer held-out R², as :func:`kvtransfer.fitting.layers.rank_layers` finds it; −∞ is
+    what it did not look at."""
 
     scores: Float[Tensor, "target source"]
     source: str
@@ -53,7 +57,8 @@ class LayerScores:
             "R²",
             title=f"{self.source} → {self.target}: what one source layer explains",
             caption=f"held-out R² from {', '.join(steps)} on"
-            + (f"; {CHOSEN} chosen" if self.chosen else ""),
+            + (f"; {CHOSEN} chosen" if self.chosen else "")
+            + (f"; {UNSEEN} not looked at" if not bool(self.scores.isfinite().all()) else ""),
         )
         for column in table.columns:
             column.no_wrap = True
@@ -70,6 +75,8 @@ class LayerScores:
 
 def _cell(share: float, chosen: bool) -> str:
     """Two characters, which together are about as high as they are wide."""
+    if share == -math.inf:
+        return UNSEEN * 2
     shade = SHADES[max(0, min(len(SHADES) - 1, int(share * len(SHADES))))]
     return shade + (CHOSEN if chosen else shade)
 
@@ -90,7 +97,7 @@ def save_heatmap(
     """Draw how much of each target layer each source layer explains alone, held out.
 
     Args:
-        scores: As :func:`kvtransfer.fitting.layers.rank_layers` finds them.
+        scores: As :func:`kvtransfer.fitting.layers.rank_layers` finds them; −∞ is left blank.
         path: Ends in .png or .svg.
         source: Name of the source model.
         target: Name of the target model.
@@ -112,9 +119,12 @@ def save_heatmap(
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.add_subplot()
     top = _top(scores)
-    image = axes.imshow(scores.numpy(force=True), cmap=COLOURS, vmin=0, vmax=top)
+    seen = scores.where(scores.isfinite(), math.nan)  # which is left blank
+    image = axes.imshow(seen.numpy(force=True), cmap=COLOURS, vmin=0, vmax=top)
     for t, row in enumerate(scores.tolist()):
         for s, r2 in enumerate(row):
+            if r2 == -math.inf:
+                continue
             ink = "black" if r2 > 0.6 * top else "white"
             if _numbered(scores):
                 axes.text(s, t, f"{r2:.2f}", ha="center", va="center", color=ink, fontsize=8)
@@ -130,7 +140,9 @@ def save_heatmap(
     figure.suptitle(
         "What one source layer explains" + ("; framed: chosen" if chosen else ""), fontsize=11
     )
-    bar = figure.colorbar(image, ax=axes, extend="min" if float(scores.min()) < 0 else "neither")
+    bar = figure.colorbar(
+        image, ax=axes, extend="min" if float(scores[scores.isfinite()].min()) < 0 else "neither"
+    )
     bar.set_label("held-out R² (share of variance)")
     bar.outline.set_visible(False)
     try:
@@ -167,8 +179,12 @@ def _top(scores: Float[Tensor, "target source"]) -> float:
 
 
 def _check(scores: Float[Tensor, "target source"], chosen: Sequence[Sequence[int]] | None) -> None:
-    if scores.numel() == 0 or not bool(scores.isfinite().all()):
-        raise ValueError(f"scores of shape {tuple(scores.shape)} must be finite, and at least one")
+    unseen = scores == -math.inf
+    if not bool(scores.isfinite().any()) or not bool((scores.isfinite() | unseen).all()):
+        raise ValueError(
+            f"scores of shape {tuple(scores.shape)} must be finite, or −∞ where a band left them "
+            "out, and at least one"
+        )
     rows, columns = scores.shape
     if chosen is not None and (
         len(chosen) != rows or any(not 0 <= s < columns for row in chosen for s in row)

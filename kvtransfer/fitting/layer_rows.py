@@ -12,8 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvtransfer.errors import TextError
-from kvtransfer.fitting.capture import batches
-from kvtransfer.fitting.chunks import chunks
+from kvtransfer.fitting.chunks import batches, chunks
 from kvtransfer.fitting.columns import Columns
 from kvtransfer.fitting.features import KINDS, Kind, rows_of
 from kvtransfer.fitting.layers import rank

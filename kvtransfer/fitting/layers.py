@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvtransfer.fitting.affine import r2
+from kvtransfer.fitting.band import Band
 from kvtransfer.fitting.capture import Capture
 from kvtransfer.fitting.columns import Columns
 from kvtransfer.fitting.features import GROUPS, KINDS, Features, widths
@@ -37,8 +38,11 @@ def rank_layers(
     The paper's probe: least squares from head h to head h, averaged over heads, then over content
     keys and values. Where the head counts differ there is no such pairing, and each target head is
     explained from all heads of the source layer.
+
+    A source layer outside the band of a target layer was not gathered for it, and has −∞.
     """
-    return rank(capture.fit, capture.heldout, Columns.of(capture, source, target))
+    columns = Columns.of(capture, source, target)
+    return rank(capture.fit, capture.heldout, columns, band=capture.limits(source, target))
 
 
 @runtime_checkable
@@ -62,16 +66,22 @@ class Gathered(Protocol):
         """Of values."""
 
 
-def rank(fit: Gathered, heldout: Gathered, columns: Columns) -> Float[Tensor, "target source"]:
+def rank(
+    fit: Gathered, heldout: Gathered, columns: Columns, *, band: Band | None = None
+) -> Float[Tensor, "target source"]:
     """The same of whatever gives moments: sums of a capture, or rows that were kept."""
     source, target = columns.source, columns.target
     scores = torch.zeros(len(target.layers), len(source.layers), dtype=torch.float64)
+    band = band or Band(None, len(source.layers), len(target.layers))
     probe = Ridge(PROBE_STRENGTH)
     for kind in KINDS:
         of_fit, of_heldout = getattr(fit, kind), getattr(heldout, kind)
         for s, layer in enumerate(source.layers):
             read = columns.reads_of(kind, s)
-            for target_heads, targets in _by_heads(target):
+            for target_heads, alike in _by_heads(target):
+                targets = [t for t in alike if s in band.candidates(t)]
+                if not targets:
+                    continue
                 paired = target_heads == layer.kv_heads
                 groups = read.view(layer.kv_heads, -1) if paired else [read]
                 for h, x in enumerate(groups):
@@ -83,7 +93,16 @@ def rank(fit: Gathered, heldout: Gathered, columns: Columns) -> Float[Tensor, "t
                     found = r2(fitted, of_heldout.select(x, y), heads=heads)
                     mean = found.view(len(targets), -1).mean(1)
                     scores[targets, s] += mean / len(groups) / len(KINDS)
+    for t, row in enumerate(scores):
+        row[[s for s in range(len(row)) if s not in band.candidates(t)]] = float("-inf")
     return scores
+
+
+def by_score(ranking: Float[Tensor, "target source"], layer: int) -> list[int]:
+    """The source layers that a target layer may be read from, those that explain most first."""
+    row = ranking[layer]
+    order: list[int] = row.argsort(descending=True).tolist()
+    return [s for s in order if row[s] > float("-inf")]
 
 
 def greedy(

@@ -5,6 +5,7 @@ second moment in content space is averaged over the pairs there are: each query 
 the rotation of one token before it, drawn anew (an unbiased sample of its relative rotations).
 """
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import TracebackType
@@ -84,6 +85,22 @@ class Looked:
             None if found is None else (found / found.diagonal(dim1=-2, dim2=-1).mean()).cpu()
             for found in self._moments
         )
+
+    def state(self) -> dict[str, Tensor]:
+        """What watching goes on from, by name."""
+        held = {f"moment.{layer}": m for layer, m in enumerate(self._moments) if m is not None}
+        return held | {
+            "batches": torch.tensor(self._batches),
+            "random": self._random.get_state(),
+        }
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a state of the same target's."""
+        for layer in range(len(self._moments)):
+            found = state.get(f"moment.{layer}")
+            self._moments[layer] = None if found is None else found.to(self._target.device)
+        self._batches = int(state["batches"])
+        self._random.set_state(state["random"].clone())
 
     def _see(
         self, layer: int, attend: Attend, keys: Tensor, values: Tensor, output: Tensor

@@ -19,6 +19,7 @@ from kvtransfer.fitting.features import KINDS, Features, widths
 from kvtransfer.fitting.layers import (
     GREEDY_STRENGTH,
     Selection,
+    by_score,
     greedy,
     needed_rows,
 )
@@ -103,7 +104,7 @@ class Plan:
 
     def paper(self, k: int) -> Planned:
         """The recipe of Heo et al. at their number of layers, or as many as the rows allow."""
-        k = min(k, len(self.source.layers))
+        k = min(k, self._narrowest)
         while k > 1 and needed_rows(self.source, k, "same") > self.captured.fit.rows:
             k -= 1
         how = replace(self.settings, **PAPER, layers=k, start=None, rank=None, gain=1.0, before=0)
@@ -139,10 +140,16 @@ class Plan:
 
     def _usable(self, features: Features, k: int) -> list[int]:
         """``k`` or as many as there are, where the rows suffice."""
-        k = min(k, len(self.source.layers))
+        k = min(k, self._narrowest)
         state = 0 if self.settings.start is None else self.captured.state_width
         needed = needed_rows(self.source, k, features, state=state)
         return [k] if needed <= self.captured.fit.rows else []
+
+    @property
+    def _narrowest(self) -> int:
+        """Source layers that every target layer may be read from so many of."""
+        first = 0 if self.settings.start is None else self.settings.start + 1
+        return self.captured.limits(self.source, self.target).narrowest(first)
 
     def _how(self, features: Features, selection: Selection, k: int) -> FitSettings:
         return replace(
@@ -164,8 +171,8 @@ class Plan:
         """
         columns = Columns.of(self.captured, self.source, self.target)
         orders = []
-        for t, row in enumerate(self.ranking):
-            alone = row.argsort(descending=True).tolist()
+        for t in range(len(self.target.layers)):
+            alone = by_score(self.ranking, t)
             chosen = greedy(self.captured, columns, t, alone, min(k, FEW))
             orders.append([*chosen, *(s for s in alone if s not in chosen)][:k])
         return orders

@@ -1,6 +1,7 @@
 """What a fit found, layer by layer, as a table and as JSON."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,11 @@ class FitReport:
     layers: tuple[Choice, ...]
     """With the held-out R² of the maps as they were saved."""
     seconds: dict[str, float]
+    moments: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of the moments that were held, by kind."""
     ranking: Float[Tensor, "target source"] | None = None
-    """What each source layer alone explains of each target layer, where layers were ranked."""
+    """What each source layer alone explains of each target layer, where layers were ranked; −∞
+    where a band left it out."""
     refined: RefineReport | None = None
     """What refining found, where it was asked for; the mapping is the refined one."""
     auto: AutoReport | None = None
@@ -90,6 +94,7 @@ class FitReport:
             "seconds": self.seconds,
             "chunks_left_out": self.left_out,
             "bytes": size,
+            "moments_bytes": dict(self.moments),
             "auto": None if self.auto is None else self.auto.to_dict(),
             "refine": None if self.refined is None else self.refined.to_dict(),
             "provenance": dict(self.mapping.provenance),
@@ -119,6 +124,7 @@ class FitReport:
             caption=f"held-out R²{late}; fitted on {self.rows:,} tokens, "
             f"held out {self.heldout_rows:,}; "
             + passed
+            + (f"moments {sum(self.moments.values()) / 1e6:.0f} MB; " if self.moments else "")
             + ", ".join(f"{name} {value:.1f} s" for name, value in self.seconds.items()),
         )
         for column in table.columns[2:]:

@@ -12,7 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvtransfer.errors import KVTransferError
-from kvtransfer.fitting.capture import Capture, batches
+from kvtransfer.fitting.capture import Capture
+from kvtransfer.fitting.chunks import batches
 from kvtransfer.fitting.features import (
     GROUPS,
     KINDS,
@@ -26,6 +27,7 @@ from kvtransfer.fitting.features import (
     widths,
 )
 from kvtransfer.fitting.moments import Moments
+from kvtransfer.fitting.pairs import PairMoments
 from kvtransfer.geometry.spec import ModelSpec
 from kvtransfer.hf.aligned import read_aligned
 from kvtransfer.hf.model import LanguageModel
@@ -46,13 +48,13 @@ class Units:
     spread: Float[Tensor, " p"]
 
     @classmethod
-    def of_source(cls, moments: Moments) -> "Units":
+    def of_source(cls, moments: Moments | PairMoments) -> "Units":
         """Each source feature by its own spread."""
-        spread = (moments.xx.diagonal() / moments.n).sqrt()
+        spread = (moments.diagonal / moments.n).sqrt()
         return cls(moments.mean_x.float(), _floored(spread).float())
 
     @classmethod
-    def of_target(cls, moments: Moments, *, heads: int) -> "Units":
+    def of_target(cls, moments: Moments | PairMoments, *, heads: int) -> "Units":
         """Each head of one layer by its root mean variance, so that squared errors add up to R²."""
         by_head = (moments.yy / moments.n).view(heads, -1)
         spread = by_head.mean(1, keepdim=True).sqrt().expand_as(by_head).flatten()
@@ -83,7 +85,7 @@ def units_of(captured: Capture, target: ModelSpec) -> dict[Kind, tuple[Units, Un
     """By kind, the units of all columns of the moments: of the source's and of the target's."""
     found: dict[Kind, tuple[Units, Units]] = {}
     for kind in KINDS:
-        moments: Moments = getattr(captured.fit, kind)
+        moments: Moments | PairMoments = getattr(captured.fit, kind)
         ends = list(accumulate(widths(target, kind), initial=0))
         layers = [
             Units.of_target(moments.targets(torch.arange(*ends[i : i + 2])), heads=layer.kv_heads)

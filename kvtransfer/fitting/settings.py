@@ -44,6 +44,10 @@ class FitSettings:
     """Source layers, evenly spaced, that may be read at the token before, too."""
     selection: Selection = "top"
     """How the source layers are picked."""
+    band: int | None = None
+    """How far from its proportional depth a target layer's source layers may lie; None for any.
+    What lies further is neither gathered nor looked at; see
+    :class:`~kvtransfer.fitting.band.Band`."""
     start: int | None = None
     """Target layers that are run for real; see :class:`~kvtransfer.fitting.mapping.KVMapping`."""
     products: Literal["auto", "float64", "float32"] = "auto"
@@ -68,6 +72,8 @@ class FitSettings:
             raise ValueError(f"gain must be positive, got {self.gain}")
         if self.before < 0:
             raise ValueError(f"before must be ≥ 0, got {self.before}")
+        if self.band is not None and self.band < 0:
+            raise ValueError(f"band must be ≥ 0 source layers to either side, got {self.band}")
         if self.start is not None and self.start < 0:
             raise ValueError(f"start must be ≥ 0, got {self.start}")
         if self.solver == "mlp" and (self.rank is not None or self.gain != 1.0):

@@ -10,7 +10,7 @@ from torch import Tensor
 from kvtransfer.fitting.affine import Affine, Linear, LowRank, reduce_rank, through_means, widen
 from kvtransfer.fitting.capture import Capture
 from kvtransfer.fitting.choice import Choice, choose
-from kvtransfer.fitting.columns import Columns, Problem, problem
+from kvtransfer.fitting.columns import Columns, Known, Problem, problem
 from kvtransfer.fitting.features import KINDS, Kind
 from kvtransfer.fitting.layer_map import LayerMap
 from kvtransfer.fitting.layers import rank_layers
@@ -68,8 +68,12 @@ def fit_captured(
     layers, shuffled, rows = [], [], []
     if choices is None and ranking is None:
         ranking = rank_layers(captured, source.spec, target.spec)
-    for choice in choices or choose(captured, source.spec, target.spec, settings, ranking=ranking):
-        maps, r2 = _solve_layer(captured, columns, choice, settings, control=control)
+    known = Known()
+    made = choices or choose(
+        captured, source.spec, target.spec, settings, ranking=ranking, known=known
+    )
+    for choice in made:
+        maps, r2 = _solve_layer(captured, columns, choice, settings, known, control=control)
         layers.append(maps["fit"])
         if control:
             shuffled.append(maps["shuffled"])
@@ -101,6 +105,7 @@ def fit_captured(
             "features": settings.features,
             "first": settings.first,
             "before": settings.before,
+            "band": settings.band,
             "start": settings.start,
             "strength": settings.strength,
             "scale": settings.scale,
@@ -119,6 +124,7 @@ def fit_captured(
         layers=tuple(rows),
         seconds=seconds,
         ranking=ranking,
+        moments=captured.nbytes,
     )
 
 
@@ -127,6 +133,7 @@ def _solve_layer(
     columns: Columns,
     choice: Choice,
     settings: FitSettings,
+    known: Known,
     *,
     control: bool,
 ) -> tuple[dict[str, LayerMap], dict[Kind, float]]:
@@ -147,9 +154,9 @@ def _solve_layer(
             before=choice.before,
             first=settings.first,
             attention=weighs(settings.solver),
+            known=known,
         )
-        fitted = widen(_solved(posed, settings, strength), settings.gain, posed.fit)
-        r2[kind] = posed.score(fitted)
+        fitted, r2[kind] = _solved(posed, settings, strength)
         made["fit"][kind] = fitted.float()
         if control:
             twin = Ridge(strength, settings.scale).solve(posed.shuffled)
@@ -162,12 +169,15 @@ def _solve_layer(
     return layer_maps, r2
 
 
-def _solved(posed: Problem, settings: FitSettings, strength: float) -> Linear:
-    """The map that the settings ask for."""
-    found = settings.solver_of(strength).solve(posed.fit, posed.heads)
+def _solved(posed: Problem, settings: FitSettings, strength: float) -> tuple[Linear, float]:
+    """The map that the settings ask for, and its held-out R²."""
+    found, score = posed.judge(settings.solver_of(strength))
     if settings.solver == "lowrank" and settings.rank is None:
-        return _smallest_rank(posed, found, strength, settings)
-    return found
+        found = _smallest_rank(posed, found, strength, settings)
+    elif settings.gain == 1.0:
+        return found, score
+    found = widen(found, settings.gain, posed.fit)
+    return found, posed.score(found)
 
 
 def _smallest_rank(posed: Problem, whole: Linear, strength: float, settings: FitSettings) -> Linear:

@@ -58,7 +58,7 @@ class Trial:
             hidden, live = ids[None].split([half, len(ids) - half], dim=1)
             own, states = prefill_with_states(target, hidden, starts)
             begun = {start: start_of(own, states, start) for start in starts}
-            read = read_aligned(source, target, hidden)
+            read = read_aligned(source, target, hidden).to(device=target.device)
             self._windows.append(_Window(read, own, begun, hidden, live))
 
     def of(self, mapping: KVMapping) -> Tried:

@@ -4,6 +4,7 @@ import io
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -28,6 +29,9 @@ from kvtransfer.hf.spec import first_line, load_config, load_tokenizer, spec_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """What ``--dtype`` offers."""
+
+DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
+"""Ways to spread a model over the devices that there are."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,20 +152,30 @@ def opening_of(tokenizer: PreTrainedTokenizerBase) -> Int[Tensor, " o"]:
     return torch.tensor(whole[:before], dtype=torch.long)
 
 
-def load(name: str, *, dtype: str | None = None, device: str = "cpu") -> LanguageModel:
+def load(
+    name: str,
+    *,
+    dtype: str | None = None,
+    device: str = "cpu",
+    device_map: str | None = None,
+) -> LanguageModel:
     """Load the model that ``name`` stands for: a folder, ``.gguf`` file, hub id or zoo alias.
 
     Args:
         name: What to load.
         dtype: One of :data:`DTYPES`; None for the dtype that the weights were saved in.
         device: A torch device.
+        device_map: How to spread its layers over devices instead: one of :data:`DEVICE_MAPS`, which
+            leave that to accelerate, or a device for all of them.
 
     Raises:
         ModelNotFound: there is no such model, or its files are broken.
         UnsupportedModel: its cache holds no keys and values per token.
-        DeviceError: the device is absent or lacks the dtype.
+        DeviceError: the device is absent or lacks the dtype, or there is no such device map, or
+            no accelerate to see to it.
     """
     place = usable_device(device, dtype)
+    spread = {} if device_map is None else {"device_map": _usable_map(device_map, dtype)}
     location = locate(name)
     config = load_config(location)
     tokenizer = load_tokenizer(location)
@@ -179,6 +193,7 @@ def load(name: str, *, dtype: str | None = None, device: str = "cpu") -> Languag
                 ignore_mismatched_sizes=True,  # we refuse them ourselves, by name
                 local_files_only=location.on_hub and unreachable(),
                 **location.keywords,
+                **spread,
             )
     # safetensors, torch and transformers each raise their own kinds for broken or missing files.
     except Exception as error:
@@ -188,7 +203,8 @@ def load(name: str, *, dtype: str | None = None, device: str = "cpu") -> Languag
         ) from error
     module, found = loaded
     _require_whole(name, found)
-    return wrap(module.eval().to(place), tokenizer, spec)
+    module = module.eval()
+    return wrap(module if spread else module.to(place), tokenizer, spec)
 
 
 def wrap(
@@ -227,6 +243,24 @@ def wrap(
         rotary,
         adapters(module),
     )
+
+
+def _usable_map(device_map: str, dtype: str | None) -> str:
+    """The device map, once it is known to be one."""
+    if find_spec("accelerate") is None:
+        raise DeviceError(
+            f"device map {device_map!r} is seen to by accelerate, which is not installed",
+            hint="pip install 'kvtransfer[zoo]', or name one --device",
+        )
+    if device_map not in DEVICE_MAPS:
+        try:
+            usable_device(device_map, dtype)
+        except DeviceError as error:
+            raise DeviceError(
+                f"no device map {device_map!r}: {error.message}",
+                hint=f"one of {', '.join(DEVICE_MAPS)}, or a device",
+            ) from error
+    return device_map
 
 
 def _require_whole(name: str, found: Mapping[str, Any]) -> None:

@@ -115,6 +115,22 @@ FAILURES = {
         "holds something else",
     ),
     "a file to write to": ("fit {source} {target} --out {prose} --data {prose}", "is a file"),
+    "moments where a file is": (
+        "fit {source} {target} --out {out} --data {prose} --moments {prose}",
+        "moments cannot be kept in",
+    ),
+    "checkpoints where something else lies": (
+        "fit {source} {target} --out {out} --data {prose} --checkpoint {other}",
+        "which is no checkpoint of a fit",
+    ),
+    "a device map of no device": (
+        "fit {source} {target} --out {out} --data {prose} --device-map abacus",
+        "no device map 'abacus'",
+    ),
+    "a device that is absent": (
+        "fit {source} {target} --out {out} --data {prose} --target-device abacus",
+        "device 'abacus' cannot compute",
+    ),
     # packs
     "no such pack": ("pack show {root}/nowhere", "no guide pack at"),
     "a mapping for a pack": ("pack show {mapping}", "describes a 'kv_mapping'"),
@@ -167,6 +183,23 @@ MISTAKES = {
     "no gain": (FIT + "--gain 0", "gain must be positive"),
     "a first token that counts for none": (FIT + "--first 0", "first must be positive, got 0"),
     "fewer layers than none": (FIT + "--before -1", "before must be ≥ 0, got -1"),
+    "a band of less than nothing": (FIT + "--band -1", "band must be ≥ 0 source layers"),
+    "more source layers than a band holds": (
+        "fit {source} {target} --out {out} --data {prose} --tokens 512 --chunk 64 --layers 3 "
+        "--band 1",
+        "give a band of 2 or more",
+    ),
+    "moments on a device by its name": (FIT + "--moments cuda:0", "--moments is 'cpu', 'device'"),
+    "three passes": (FIT + "--passes 3", "passes must be 1 or 2, got 3"),
+    "two passes for what is read together": (
+        FIT + "--data {prose} --passes 2 --features both",
+        "2 passes, and features 'both' are gathered together",
+    ),
+    "no batch between checkpoints": (FIT + "--checkpoint-every 0", "must be positive, got 0"),
+    "a device map and a device": (
+        FIT + "--device-map auto --target-device cpu",
+        "--device-map places the models",
+    ),
     "a heat map that is no picture": (
         FIT + "--heatmap {out}.txt",
         "a picture ends in .png or .svg",

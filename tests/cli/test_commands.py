@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.hf.model import load
@@ -159,6 +161,33 @@ def test_a_fit_writes_a_mapping_and_says_how_good_it_is(
     ids = source.encode("A mapping that was fitted may be used.")[None]
     mapped = KVMapping.from_pretrained(tmp_path / "m")(prefill(source, ids))
     assert score(target, ids[:, :2], mapped).shape[1] == 2
+
+
+def test_a_fit_in_a_narrow_place_is_the_same_fit(
+    run: Run, places: dict[str, Path], tmp_path: Path
+) -> None:
+    common = (
+        "fit", places["source"], places["target"], "--data", places["prose"], *QUICK_FIT,
+        "--layers", "2", "--band", "1", "--json",
+    )  # fmt: skip
+    work = (
+        "--moments", tmp_path / "moments", "--passes", "2", "--checkpoint", tmp_path / "state",
+        "--checkpoint-every", "2", "--device-map", "cpu", "--heatmap", tmp_path / "m.png",
+    )  # fmt: skip
+
+    plain = run(*common, "--out", tmp_path / "a")
+    narrow = run(*common, "--out", tmp_path / "b", *work)
+
+    found, expected = document(narrow), document(plain)
+    assert found["layers"] == expected["layers"]
+    assert found["moments_bytes"] == expected["moments_bytes"]
+    assert found["moments_bytes"]["keys"] > 0
+    a, b = (load_file(tmp_path / name / "tensors.safetensors") for name in "ab")
+    assert a.keys() == b.keys()
+    assert all(torch.equal(b[name], tensor) for name, tensor in a.items())
+    assert not (tmp_path / "state").exists()  # the mapping is saved, so nothing is left to go on
+    assert list((tmp_path / "moments").iterdir()) == []
+    assert KVMapping.from_pretrained(tmp_path / "b").settings["band"] == 1
 
 
 def test_a_fit_is_repeatable_and_reads_several_texts_and_standard_input(

@@ -10,6 +10,7 @@ from kvtransfer.errors import TextError
 from kvtransfer.fitting.capture import Capture, capture
 from kvtransfer.fitting.features import KINDS, rows_of
 from kvtransfer.fitting.moments import Moments
+from kvtransfer.fitting.pairs import PairMoments
 from kvtransfer.hf.model import LanguageModel
 from kvtransfer.hf.run import prefill
 
@@ -22,6 +23,11 @@ HELD_OUT = (1, 9, 17)
 def taken(source: LanguageModel, target: LanguageModel, **changed: int) -> Capture:
     asked = {"tokens": 10_000, "batch": 4, "holdout": 8, "seed": 0} | changed
     return capture(source, target, CHUNKS, **asked)  # type: ignore[arg-type]
+
+
+def dense(moments: Moments | PairMoments) -> Moments:
+    assert isinstance(moments, PairMoments)
+    return moments.dense()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -50,7 +56,9 @@ def test_a_capture_is_the_moments_of_content_keys_and_values_chunk_by_chunk(
 def test_the_shuffled_twin_has_the_same_targets_paired_with_other_tokens(
     source: LanguageModel, target: LanguageModel
 ) -> None:
-    fit = taken(source, target, batch=20).fit.values  # all rows in the one batch that is permuted
+    fit = dense(
+        taken(source, target, batch=20).fit.values
+    )  # all rows in the one batch that is permuted
     width = len(fit.mean_y) // 2
 
     torch.testing.assert_close(fit.mean_y[width:], fit.mean_y[:width])
@@ -72,7 +80,7 @@ def test_batches_that_are_not_permuted_add_nothing_to_the_twin(
 
 
 def test_the_seed_is_of_the_shuffle_alone(source: LanguageModel, target: LanguageModel) -> None:
-    one, other = (taken(source, target, seed=seed).fit.keys for seed in (0, 1))
+    one, other = (dense(taken(source, target, seed=seed).fit.keys) for seed in (0, 1))
     width = len(one.mean_y) // 2
 
     assert torch.equal(one.xx, other.xx)

@@ -18,6 +18,7 @@ from kvtransfer.fitting.fit import capture_texts, fit
 from kvtransfer.fitting.layers import needed_rows
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.moments import Moments
+from kvtransfer.fitting.pairs import PairMoments
 from kvtransfer.fitting.settings import FitSettings
 from kvtransfer.fitting.solve import fit_captured
 from kvtransfer.fitting.texts import builtin
@@ -41,7 +42,7 @@ def test_what_is_gathered_are_the_moments_of_keys_and_values_side_by_side(
     read, wanted = (prefill(model, fitted).content() for model in (source, target))
     x = torch.cat([rows_of(read, kind) for kind in ("keys", "values")], dim=1)
     for kind in ("keys", "values"):
-        mine: Moments = getattr(found.fit, kind)
+        mine: Moments = getattr(found.fit, kind).dense()
         y = rows_of(wanted, kind)
         expected = Moments.of(x, y)
         width = y.shape[1]
@@ -49,7 +50,9 @@ def test_what_is_gathered_are_the_moments_of_keys_and_values_side_by_side(
         torch.testing.assert_close(mine.xx, expected.xx, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(mine.xy[:, :width], expected.xy, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(mine.yy[:width], expected.yy, rtol=1e-5, atol=1e-5)
-    assert found.fit.keys.xx is found.fit.values.xx  # shared, not copied
+    keys, values = found.fit.keys, found.fit.values
+    assert isinstance(keys, PairMoments) and isinstance(values, PairMoments)
+    assert keys.gram is values.gram  # shared, not copied
 
 
 def test_columns_are_where_the_rows_are(source: LanguageModel, target: LanguageModel) -> None:

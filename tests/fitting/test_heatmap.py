@@ -54,6 +54,28 @@ def test_the_ending_says_which_kind_of_picture(tmp_path: Path) -> None:
         saved(tmp_path / "a.bmp", scores())
 
 
+def test_what_was_not_looked_at_is_left_blank_and_said_to_be(tmp_path: Path) -> None:
+    seen = scores()
+    seen[0, 3:] = seen[2, :2] = float("-inf")
+
+    lines = shown(LayerScores(seen, "small", "large", CHOSEN))
+    blank = pixels(saved(tmp_path / "a.png", seen, CHOSEN))
+
+    (first, *_, last) = [line for line in lines if "··" in line]
+    assert first.count("·") == 4
+    assert "0.790" in first
+    assert last.count("·") == 4
+    assert "· not looked at" in "\n".join(lines)
+    assert "not looked at" not in "\n".join(shown(LayerScores(scores(), "small", "large", CHOSEN)))
+    white = [
+        int((each == 255).all(-1).sum())
+        for each in (blank, pixels(saved(tmp_path / "b.png", scores())))
+    ]
+    assert white[0] > white[1] + 1000
+    with pytest.raises(ValueError, match="or −∞ where a band left them out"):
+        LayerScores(torch.full((2, 2), float("-inf")), "small", "large")
+
+
 def test_the_same_scores_make_the_same_picture_and_others_another(tmp_path: Path) -> None:
     first, again, changed = (
         pixels(saved(tmp_path / f"{name}.png", values))

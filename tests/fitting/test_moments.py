@@ -1,8 +1,11 @@
 """Moments are a sum: of any batches, in any order, at any offset."""
 
+from collections.abc import Sequence
 from functools import reduce
+from itertools import pairwise
 from operator import add
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvtransfer.fitting.moments import Accumulator, Moments
+from kvtransfer.fitting.band import Band
+from kvtransfer.fitting.layout import Layout, Piece
+from kvtransfer.fitting.moments import Moments
+from kvtransfer.fitting.sums import Sums
 
 FIELDS = ("mean_x", "mean_y", "xx", "xy", "yy")
 
@@ -30,11 +36,26 @@ def assert_same(found: Moments, expected: Moments, *, rtol: float = 1e-10) -> No
         torch.testing.assert_close(a, b, rtol=rtol, atol=rtol * float(b.abs().max()))
 
 
-@pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 7, 8, 9])
-def test_moments_are_numpys_whatever_strips_the_scatter_is_made_of(p: int) -> None:
-    x, y = sample(p=p)
+def sums(p: int, q: int, *, cuts: Sequence[int] = (), **how: Any) -> Sums:
+    """Of p source features, cut into pieces, and q target features."""
+    ends = pairwise((0, *cuts, p))
+    sources = [Piece(start, stop, 0) for start, stop in ends]
+    return Sums(Layout.over(sources, [Piece(0, q, 0)], Band(None, 1, 1)), **how)
 
-    found = Moments.of(x, y)
+
+@pytest.mark.parametrize(
+    ("p", "cuts"), [(1, ()), (2, (1,)), (5, ()), (5, (1, 2, 3, 4)), (7, (3,)), (9, (2, 4, 8))]
+)
+def test_moments_are_numpys_whatever_pieces_the_scatter_is_made_of(
+    p: int, cuts: tuple[int, ...]
+) -> None:
+    x, y = sample(p=p)
+    gathered = sums(p, 3, cuts=cuts)
+    gathered.add(x, y)
+
+    found = gathered.moments().dense()
+
+    assert_same(found, Moments.of(x, y))
 
     joint = np.cov(np.hstack([x, y]).T, ddof=0).reshape(p + 3, p + 3) * 64
     torch.testing.assert_close(found.mean_x, x.mean(0))
@@ -55,14 +76,14 @@ def test_how_a_corpus_is_batched_does_not_matter(
     x, y = sample(offset=offset)
     batches = list(zip(x.tensor_split(sorted(cuts)), y.tensor_split(sorted(cuts)), strict=True))
     order.shuffle(batches)
-    gathered = Accumulator(5, 3)
+    gathered = sums(5, 3, cuts=(2,))
 
     for batch in batches:
         gathered.add(*batch)
     added = reduce(add, (Moments.of(*batch) for batch in batches if len(batch[0])))
 
     whole = Moments.of(x, y)
-    assert_same(gathered.moments(), whole)
+    assert_same(gathered.moments().dense(), whole)
     assert_same(added, whole)
 
 
@@ -84,7 +105,7 @@ def test_an_offset_of_a_thousand_costs_no_digits_of_the_scatter() -> None:
 def test_the_textbook_shortcut_would_lose_them_in_float32() -> None:
     x, _ = sample(offset=1e3)
     rows = x.float()
-    gathered = Accumulator(5, 5, products=torch.float32)
+    gathered = sums(5, 5, products=torch.float32)
     gathered.add(rows, rows)
 
     shortcut = rows.mT @ rows - 64 * torch.outer(rows.mean(0), rows.mean(0))
@@ -92,35 +113,33 @@ def test_the_textbook_shortcut_would_lose_them_in_float32() -> None:
     expected = Moments.of(*sample()).xx
     scale = float(expected.abs().max())
     assert float((shortcut.double() - expected).abs().max()) > 0.05 * scale
-    assert float((gathered.moments().xx - expected).abs().max()) < 1e-4 * scale
+    assert float((gathered.moments().dense().xx - expected).abs().max()) < 1e-4 * scale
 
 
-def test_target_features_left_out_of_a_batch_stand_at_their_mean_in_it() -> None:
+def test_twins_left_out_of_a_batch_stand_at_their_mean_in_it() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(30, 4, generator=generator, dtype=torch.float64)
     y = torch.randn(30, 3, generator=generator, dtype=torch.float64)
-    gathered = Accumulator(4, 3)
-    gathered.add(x[:20], y[:20])
-    gathered.add(x[20:], y[20:, :2])
+    order = torch.randperm(20, generator=generator)
+    gathered = sums(4, 3, twins=True)
+    gathered.add(x[:20], y[:20], order=order)
+    gathered.add(x[20:], y[20:])
 
-    filled = torch.cat((y[20:, :2], y[:20, 2:].mean(0).expand(10, 1)), dim=1)
-    expected = Moments.of(x, torch.cat((y[:20], filled)))
-    found = gathered.moments()
-    torch.testing.assert_close(found.xy, expected.xy)
-    torch.testing.assert_close(found.mean_y, expected.mean_y)
-    torch.testing.assert_close(found.yy, expected.yy)
+    twin = torch.cat((y[:20][order], y[:20].mean(0).expand(10, 3)))
+    expected = Moments.of(x, torch.cat((y, twin), dim=1))
+    assert_same(gathered.moments().dense(), expected)
 
 
 def test_float32_products_are_close_and_double_ones_closer() -> None:
     x, y = sample(n=4_096)
-    single, double = Accumulator(5, 3, products=torch.float32), Accumulator(5, 3)
+    single, double = sums(5, 3, products=torch.float32), sums(5, 3)
     for batch in zip(x.split(512), y.split(512), strict=True):
         single.add(*batch)
         double.add(*batch)
 
-    whole, rounded = Moments.of(x, y), single.moments()
+    whole, rounded = Moments.of(x, y), single.moments().dense()
 
-    assert_same(double.moments(), whole, rtol=1e-12)
+    assert_same(double.moments().dense(), whole, rtol=1e-12)
     assert_same(rounded, whole, rtol=1e-6)
     assert rounded.xx.dtype == torch.float64
     assert not torch.allclose(rounded.xx, whole.xx, rtol=1e-12)  # they were in single precision
@@ -128,10 +147,10 @@ def test_float32_products_are_close_and_double_ones_closer() -> None:
 
 def test_the_scatter_of_float32_products_is_symmetric() -> None:
     x, y = sample(p=7)
-    gathered = Accumulator(7, 3, products=torch.float32)
+    gathered = sums(7, 3, cuts=(4,), products=torch.float32)
     gathered.add(x, y)
 
-    scatter = gathered.moments().xx
+    scatter = gathered.moments().dense().xx
 
     assert torch.equal(scatter, scatter.mT)
 
@@ -149,12 +168,3 @@ def test_selecting_features_is_selecting_columns_in_the_order_given(
     found = Moments.of(*rows).select(torch.tensor(x), torch.tensor(y))
 
     assert_same(found, Moments.of(rows[0][:, x], rows[1][:, y]))
-
-
-def test_other_targets_of_the_same_features_are_those_of_the_whole() -> None:
-    whole = Moments.of(*sample())
-    x, y, other = torch.tensor([4, 0]), torch.tensor([1]), torch.tensor([2, 0])
-
-    found = whole.select(x, y).with_targets_of(whole, x, other)
-
-    assert_same(found, whole.select(x, other))

@@ -29,6 +29,7 @@ from kvtransfer.fitting.settings import FitSettings
 from kvtransfer.fitting.texts import builtin
 from kvtransfer.fitting.transfer import transfer
 from kvtransfer.fitting.trial import Trial
+from kvtransfer.fitting.workspace import Workspace
 from kvtransfer.geometry.cache import KVCache
 from kvtransfer.guides.guide import Choice, Expect, Guide
 from kvtransfer.hf.aligned import Alignable, alignable_start, read_aligned
@@ -37,6 +38,8 @@ from kvtransfer.hf.run import prefill, score
 from kvtransfer.hf.spans import paired_ids
 from kvtransfer.measures.agreement import nll
 from tests.hf.trained import gemma, trimming
+
+from .test_checkpoint import Stopped, assert_equal, until
 
 Tiny = Callable[..., LanguageModel]
 
@@ -279,6 +282,24 @@ def test_chunks_that_no_text_has_are_left_out_and_counted(
     cut_through = [writer.encode("🌊")[1:]] * 3
     with pytest.raises(SeamError, match="no text has these"):
         list(Alignable(reader, writer, cut_through))
+
+
+def test_a_capture_that_was_interrupted_goes_on_past_what_is_left_out(
+    reader: LanguageModel, writer: LanguageModel, tmp_path: Path
+) -> None:
+    def sequences() -> Alignable:
+        whole = chunks(broken(), writer.encode, length=64, opening=writer.opening)
+        return Alignable(reader, writer, islice(whole, 400))
+
+    expected, counted = sequences(), sequences()
+    whole = capture(reader, writer, expected, tokens=1_024)
+    workspace = Workspace(checkpoint=tmp_path / "c", every=2)
+    with pytest.raises(Stopped):
+        capture(reader, writer, until(sequences(), 14), tokens=1_024, workspace=workspace)
+    found = capture(reader, writer, counted, tokens=1_024, workspace=workspace)
+
+    assert_equal(found, whole)
+    assert counted.left_out == expected.left_out > 0
 
 
 def test_a_window_is_cut_where_the_source_can_read_it(

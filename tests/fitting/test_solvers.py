@@ -11,7 +11,7 @@ from torch import Tensor
 from kvtransfer.errors import UnderdeterminedFit
 from kvtransfer.fitting.affine import Affine, LowRank, PerHead, reduce_rank, through_means
 from kvtransfer.fitting.columns import EVERY_HEAD, Columns, Heads
-from kvtransfer.fitting.moments import Accumulator, Moments
+from kvtransfer.fitting.moments import Moments
 from kvtransfer.fitting.settings import FitSettings
 from kvtransfer.fitting.solvers import (
     SOLVERS,
@@ -25,6 +25,8 @@ from kvtransfer.fitting.solvers import (
     weighs,
 )
 from kvtransfer.geometry.spec import LayerSpec, ModelSpec
+
+from .test_moments import sums
 
 HEADS, WIDTH, N = 2, 3, 150
 P, Q = 8, HEADS * WIDTH
@@ -399,10 +401,10 @@ def weights(n: int = N) -> Tensor:
 
 
 def gathered(x: Tensor, y: Tensor, weight: Tensor | None, cuts: tuple[int, ...] = ()) -> Moments:
-    accumulator = Accumulator(x.shape[1], y.shape[1])
+    accumulator = sums(x.shape[1], y.shape[1])
     for rows in torch.arange(len(x)).tensor_split(cuts):
         accumulator.add(x[rows], y[rows], weight=None if weight is None else weight[rows])
-    return accumulator.moments()
+    return accumulator.moments().dense()
 
 
 def test_weighted_rows_are_scikit_learns_sample_weight() -> None:

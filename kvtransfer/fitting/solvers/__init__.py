@@ -3,35 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import fields
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any
 
-from kvtransfer.fitting.affine import Linear
-from kvtransfer.fitting.columns import Heads
-from kvtransfer.fitting.moments import Moments
+from kvtransfer.fitting.columns import Solver
 from kvtransfer.fitting.solvers.attention import Attention
 from kvtransfer.fitting.solvers.damped import Damping, Scale
 from kvtransfer.fitting.solvers.headwise import Headwise
 from kvtransfer.fitting.solvers.procrustes import Procrustes
 from kvtransfer.fitting.solvers.reduced_rank import ReducedRank
 from kvtransfer.fitting.solvers.ridge import Ridge
-
-
-@runtime_checkable
-class Solver(Protocol):
-    """Anything that turns moments into a map: a frozen dataclass, whose fields are its settings.
-
-    Of its fields, ``strength``, ``scale`` and ``rank`` are filled from those of
-    :class:`~kvtransfer.fitting.settings.FitSettings`; others keep their defaults. Where it says
-    ``weighs = True``, the capture gathers the target's queries too, for ``heads.sees``.
-    """
-
-    name: ClassVar[str]
-    """What ``--solver`` calls it."""
-
-    def solve(self, moments: Moments, heads: Heads) -> Linear:
-        """The fitted map."""
-        ...
-
 
 EVERY: tuple[type[Solver], ...] = (Ridge, Headwise, Procrustes, ReducedRank, Attention)
 """Every solver that needs nothing but moments."""
