@@ -9,7 +9,7 @@ import typer
 from kvtransfer.cli.console import AsJson, Device, Dtype, Source, Target, bars, foreseen, show
 from kvtransfer.cli.gate import GateOption, named_gate, probed
 from kvtransfer.cli.measures import Asked, Measure
-from kvtransfer.cli.page import put_page, twice
+from kvtransfer.cli.page import put_page
 from kvtransfer.cli.protocols import (
     Continuation,
     Domains,
@@ -22,6 +22,7 @@ from kvtransfer.cli.protocols import (
     size,
 )
 from kvtransfer.cli.tasks import BatchSize, IncludePath, Limit, Shots, TaskMeasure, Tasks
+from kvtransfer.cli.texts import HeldOut
 from kvtransfer.cli.turns import Back, Bound, TurnMeasure, Turns, TurnTokens
 from kvtransfer.cli.vectors import Vectors, named_vectors
 
@@ -117,7 +118,6 @@ def evaluate(
         from kvtransfer.evaluation.gated import gated
         from kvtransfer.evaluation.page.place import check_place
         from kvtransfer.fitting.mapping import KVMapping
-        from kvtransfer.fitting.texts import held_out
         from kvtransfer.guides.guide import read_guides
         from kvtransfer.guides.pack import GuidePack
         from kvtransfer.hf.model import load
@@ -136,17 +136,18 @@ def evaluate(
             raise ValueError(f"--out {out} is a file; name a folder")
         if page is not None:
             check_place(page)
+        held_out = HeldOut(text)
         how = ProtocolMeasure.asked(
-            protocol, text=text, prefix=prefix, lengths=lengths, domains=domain
+            protocol, text=held_out, prefix=prefix, lengths=lengths, domains=domain
         )
-        at = TurnMeasure.asked(turns, tokens=turn_tokens, bound=bound, text=text, back=back)
+        at = TurnMeasure.asked(turns, tokens=turn_tokens, bound=bound, text=held_out, back=back)
         answered = TaskMeasure.asked(
             tasks, include_path=include_path, limit=limit, shots=shots, batch_size=batch_size
         )
         measures: list[Measure] = [each for each in (how, at, answered) if each is not None]
         texts = asked = None
         if how is None and text != "none" and (text is not None or not measures):
-            texts = held_out(text)
+            texts = held_out()
         if guides != "none" and (guides is not None or not (measures or protocol)):
             asked = read_guides(BUILTIN_GUIDES if guides in (None, "builtin") else guides)
             asked = asked[:max_guides]
@@ -155,6 +156,10 @@ def evaluate(
             raise ValueError("--text none and --guides none leave nothing to evaluate")
         if alone and (shares or pack is not None):
             raise ValueError("--recompute and --pack are about text and guides: name one of them")
+        if alone and how is None and rival:
+            raise ValueError("--rival is measured on text, on guides and under protocols: name one")
+        if alone and how is None and answered is None and names is not None:
+            raise ValueError("--turns has arms of its own; leave --conditions out, or name --text")
         fitted = None if mapping is None else KVMapping.from_pretrained(mapping)
         rivals = named_mappings(rival)
         vectors = named_vectors(vector)
@@ -169,18 +174,20 @@ def evaluate(
             mapping=fitted,
             rivals=rivals,
             conditions=names,
-            alone=alone,
+            alone=alone and how is None,
             bound=vectors,
             prefix=size(prefix, protocol),
             continuation=size(continuation, protocol),
             items=items,
             insist=allow_fingerprint_mismatch,
         )
-        texts, again = (texts, None) if page is None else twice(texts)
+        again = None if page is None or text in (None, "none") else held_out()
         score, texts = probed(asked_gate, *models, texts)
         stages = {each.key: each.steps(items) for each in measures}
         stages["text"] = 0 if texts is None else items
         stages["guides"] = sum(len(guide.items) for guide in asked or ())
+        for each in measures:
+            each.check(what)
         report = bare(*models, fitted, rivals)
         with bars(**{stage: steps for stage, steps in stages.items() if steps}) as advance:
             if not alone:

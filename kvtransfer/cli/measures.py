@@ -22,7 +22,7 @@ class Asked:
     conditions: tuple[str, ...] | None
     """Those that were named; None for the usual ones of each measure."""
     alone: bool
-    """Whether neither text nor guides are measured, so that all conditions are for this."""
+    """Whether neither text nor guides nor a protocol is measured: all conditions are for this."""
     bound: Mapping[str, Any]
     """What edits may name."""
     prefix: int
@@ -41,6 +41,9 @@ class Measure(Protocol):
 
     def steps(self, items: int) -> int:
         """How often :meth:`part` tells of progress, at most."""
+
+    def check(self, asked: Asked) -> None:
+        """Refuse, before anything is measured, what :meth:`part` would refuse after it."""
 
     def part(self, asked: Asked, progress: Callable[[], None]) -> "Part":
         """Measure it."""

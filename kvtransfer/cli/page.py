@@ -1,7 +1,6 @@
 """What --report does: a look inside the pair, and the page."""
 
 from collections.abc import Iterable
-from itertools import tee
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,14 +10,6 @@ if TYPE_CHECKING:
     from kvtransfer.evaluation.report import EvalReport
     from kvtransfer.fitting.mapping import KVMapping
     from kvtransfer.hf.model import LanguageModel
-
-
-def twice(texts: Iterable[str] | None) -> tuple[Iterable[str] | None, Iterable[str] | None]:
-    """The documents, to be read twice: standard input can be read once only."""
-    if texts is None:
-        return None, None
-    first, second = tee(texts)
-    return first, second
 
 
 def put_page(

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from kvtransfer.cli.measures import Asked
+from kvtransfer.cli.texts import HeldOut
 
 if TYPE_CHECKING:
+    from kvtransfer.evaluation.conditions import Pair
     from kvtransfer.evaluation.part import Part
     from kvtransfer.fitting.mapping import KVMapping
 
@@ -71,7 +73,7 @@ class ProtocolMeasure:
         cls,
         protocol: Name | None,
         *,
-        text: str | None,
+        text: HeldOut,
         prefix: int | None,
         lengths: str | None,
         domains: list[str] | None,
@@ -86,21 +88,23 @@ class ProtocolMeasure:
             raise ValueError("--lengths is for --protocol lengths")
         if domains and protocol != "domains":
             raise ValueError("--domain is for --protocol domains")
-        if protocol in ("chunks", "lengths") and text == "none":
+        if protocol in ("chunks", "lengths") and text.name == "none":
             raise ValueError(f"--protocol {protocol} reads text; leave --text none out")
         if protocol not in ("lengths", "domains"):
             return None
-        from kvtransfer.fitting.texts import held_out
-
         if protocol == "lengths":
             if prefix is not None:
                 raise ValueError("with --protocol lengths, say --lengths and not --prefix")
-            return cls(protocol, {"text": held_out(text)}, parsed_lengths(lengths))
+            return cls(protocol, {"text": text()}, parsed_lengths(lengths))
         if not domains:
             raise ValueError("--protocol domains reads texts: --domain NAME=TEXT, at least one")
-        if text is not None:
+        if text.name is not None:
             raise ValueError("--protocol domains reads what --domain names; leave --text out")
         named_texts = named("--domain", domains)
+        if list(named_texts.values()).count("-") > 1:
+            raise ValueError("standard input can be read once: one --domain of it is enough")
+        from kvtransfer.fitting.texts import held_out
+
         return cls(protocol, {name: held_out(each) for name, each in named_texts.items()}, None)
 
     def steps(self, items: int) -> int:
@@ -109,20 +113,20 @@ class ProtocolMeasure:
 
         return items * len(self.texts if self.key == "domains" else self.lengths or LENGTHS)
 
+    def check(self, asked: Asked) -> None:
+        """Refuse a pair, conditions or lengths that cannot be."""
+        from kvtransfer.evaluation.lengths import checked_lengths
+
+        pair, names = _pair(asked)
+        if self.key == "lengths":
+            checked_lengths(self.lengths, pair, names, asked.continuation)
+
     def part(self, asked: Asked, progress: Callable[[], None]) -> "Part":
         """Measure what the protocol says."""
         from kvtransfer.evaluation.domains import evaluate_domains
         from kvtransfer.evaluation.lengths import evaluate_lengths
-        from kvtransfer.evaluation.rivals import PLAIN, pair_of
 
-        pair, names = pair_of(
-            asked.source,
-            asked.target,
-            asked.mapping,
-            rivals=asked.rivals,
-            conditions=PLAIN if asked.conditions is None else asked.conditions,
-            bound=asked.bound,
-        )
+        pair, names = _pair(asked)
         if self.key == "domains":
             return evaluate_domains(
                 pair,
@@ -142,6 +146,19 @@ class ProtocolMeasure:
             items=asked.items,
             progress=progress,
         )
+
+
+def _pair(asked: Asked) -> "tuple[Pair, tuple[str, ...]]":
+    from kvtransfer.evaluation.rivals import PLAIN, pair_of
+
+    return pair_of(
+        asked.source,
+        asked.target,
+        asked.mapping,
+        rivals=asked.rivals,
+        conditions=PLAIN if asked.conditions is None else asked.conditions,
+        bound=asked.bound,
+    )
 
 
 def size(given: int | None, protocol: Name | None) -> int:
@@ -178,6 +195,9 @@ def named_mappings(given: list[str] | None) -> "dict[str, KVMapping]":
     from kvtransfer.fitting.mapping import KVMapping
 
     places = named("--rival", given)
+    for name in places:
+        if "+" in name or "," in name:
+            raise ValueError(f"--rival {name}: + and , stand between conditions; another name")
     return {name: KVMapping.from_pretrained(place) for name, place in places.items()}
 
 

@@ -59,28 +59,44 @@ class TaskMeasure:
             if (include_path, limit, shots) != (None, None, None):
                 raise ValueError("--include-path, --limit and --shots are about --tasks")
             return None
+        from kvtransfer.evaluation.harness.measure import check_sizes
+        from kvtransfer.evaluation.harness.options import checked_batch_size
         from kvtransfer.evaluation.harness.tasks import find
 
+        check_sizes(limit, shots)
+        checked_batch_size(batch_size)
         return cls(find(tasks.split(","), include_path=include_path), limit, shots, batch_size)
 
     def steps(self, items: int) -> int:
         """None: lm-eval has bars of its own."""
         return 0
 
-    def part(self, asked: Asked, progress: Callable[[], None]) -> "Part":
-        """Answer every item under every condition."""
+    def check(self, asked: Asked) -> None:
+        """Refuse conditions that tasks do not have, and a mapping for another pair."""
+        from kvtransfer.evaluation.harness.measure import checked_names
+
+        checked_names(self._names(asked))
+        if asked.mapping is not None:
+            asked.mapping.check_ends(asked.source.spec, asked.target.spec)
+
+    def _names(self, asked: Asked) -> tuple[str, ...]:
         from kvtransfer.evaluation.conditions import USUAL
-        from kvtransfer.evaluation.harness.measure import CONDITIONS, measure_tasks
+        from kvtransfer.evaluation.harness.measure import CONDITIONS
 
         names = asked.conditions or CONDITIONS
-        if not asked.alone:  # text and guides have more of them
-            names = tuple(name for name in names if name in USUAL)
+        # What else is measured has more of them.
+        return names if asked.alone else tuple(name for name in names if name in USUAL)
+
+    def part(self, asked: Asked, progress: Callable[[], None]) -> "Part":
+        """Answer every item under every condition."""
+        from kvtransfer.evaluation.harness.measure import measure_tasks
+
         return measure_tasks(
             asked.source,
             asked.target,
             asked.mapping,
             self.found,
-            conditions=names,
+            conditions=self._names(asked),
             limit=self.limit,
             shots=self.shots,
             batch_size=self.batch_size,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from kvtransfer.cli.measures import Asked
+from kvtransfer.cli.texts import HeldOut
 
 if TYPE_CHECKING:
     from kvtransfer.evaluation.part import Part
@@ -41,7 +42,7 @@ class TurnMeasure:
         *,
         tokens: int,
         bound: float,
-        text: str | None,
+        text: HeldOut,
         back: str | None,
     ) -> "TurnMeasure | None":
         """What the options ask for.
@@ -49,36 +50,45 @@ class TurnMeasure:
         Raises:
             ArtifactError: there is no mapping at ``back``.
             TextError: the text is missing.
-            ValueError: the options do not go together.
+            ValueError: the options do not go together, or a size measures nothing.
         """
         if turns is None:
             if back is not None:
                 raise ValueError("--back is the other direction of --turns")
             return None
-        if text == "none":
+        if text.name == "none":
             raise ValueError("--turns are taken at a text, and --text none leaves none")
+        from kvtransfer.evaluation.turns import check_sizes
         from kvtransfer.fitting.mapping import KVMapping
-        from kvtransfer.fitting.texts import held_out
 
+        check_sizes(turns, tokens, bound)
         fitted = None if back is None else KVMapping.from_pretrained(back)
-        return cls(turns, tokens, bound, held_out(text), fitted)
+        return cls(turns, tokens, bound, text(), fitted)
 
     def steps(self, items: int) -> int:
         """One a session."""
         return items
 
+    def check(self, asked: Asked) -> None:
+        """Refuse mappings that do not go both ways."""
+        from kvtransfer.evaluation.turns import both_ways
+
+        both_ways(asked.source, asked.target, asked.mapping, self._back(asked))
+
+    def _back(self, asked: Asked) -> "KVMapping | None":
+        if self.back is not None and asked.insist:
+            return self.back.insisting_on(asked.target.spec, asked.source.spec)
+        return self.back
+
     def part(self, asked: Asked, progress: Callable[[], None]) -> "Part":
         """Let them read."""
         from kvtransfer.evaluation.turns import evaluate_turns
 
-        back = self.back
-        if back is not None and asked.insist:
-            back = back.insisting_on(asked.target.spec, asked.source.spec)
         return evaluate_turns(
             asked.source,
             asked.target,
             asked.mapping,
-            back,
+            self._back(asked),
             texts=self.texts,
             turns=self.turns,
             tokens=self.tokens,

@@ -68,11 +68,11 @@ def evaluate_turns(
         CacheLayoutError: a session is longer than a model has positions for.
         TextError: there is no text, or it is shorter than one session.
     """
-    if turns < 2 or tokens < 2 or items < 1:
-        raise ValueError(f"{turns=}, {tokens=}, {items=}: at least 2, 2 and 1 are needed")
-    policy = RePrefill(kl=bound)
+    if items < 1:
+        raise ValueError(f"{items=}: at least 1 is needed")
+    policy = check_sizes(turns, tokens, bound)
     models = dict(zip(NAMES, (source, target), strict=True))
-    mappings = _both_ways(source, target, mapping, back)
+    mappings = both_ways(source, target, mapping, back)
     Session(models, mappings)  # refuses what it would refuse later, before anything is read
     cut = chunks(texts, source.encode, length=turns * tokens, opening=source.opening)
     found: list[Found] = []
@@ -98,13 +98,29 @@ def evaluate_turns(
     )
 
 
-def _both_ways(
+def check_sizes(turns: int, tokens: int, bound: float) -> RePrefill:
+    """The policy of the arm ``bound``, once there is something to measure.
+
+    Raises:
+        ValueError: a size or the bound measures nothing.
+    """
+    # A drift needs a token in the cache, one that is read, and one to predict.
+    if turns < 2 or tokens < 3:
+        raise ValueError(f"{turns} turns of {tokens} tokens: at least 2 turns of 3 are needed")
+    return RePrefill(kl=bound)
+
+
+def both_ways(
     source: LanguageModel,
     target: LanguageModel,
     mapping: KVMapping | None,
     back: KVMapping | None,
 ) -> tuple[KVMapping, KVMapping]:
-    """The mappings, once they are seen to be one for each direction."""
+    """The mappings, once they are seen to be one for each direction.
+
+    Raises:
+        IncompatibleModels: one is missing, or for another pair.
+    """
     for found, option, one, other in (
         (mapping, "--mapping", source, target),
         (back, "--back", target, source),

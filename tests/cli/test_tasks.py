@@ -44,6 +44,21 @@ def test_what_is_named_is_measured_beside_them(run: Run, places: dict[str, Path]
     assert "guides" not in found
 
 
+def test_edits_are_the_protocols_where_tasks_stand_beside_one(
+    run: Run, places: dict[str, Path]
+) -> None:
+    done = run(
+        *("eval", places["source"], places["target"], "--mapping", places["mapping"]),
+        *("--tasks", "kvtransfer_guides", "--limit", "1", "--text", places["heldout"]),
+        *("--protocol", "lengths", "--lengths", "24", "--continuation", "8", "--items", "2"),
+        *("--conditions", "mapped,mapped+Scale(0.5)", "--json"),
+    )
+
+    found = document(done)
+    assert set(found["tasks"]["overall"]["conditions"]) == {"none", "own", "mapped"}
+    assert "mapped+Scale(0.5)" in found["lengths"]["points"][0]["conditions"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [

@@ -55,10 +55,8 @@ def measure_tasks(
         IncompatibleModels: the mapping is for another pair.
         ValueError: there is no such condition, or a size that measures nothing.
     """
-    names = _names(conditions)
-    for what, size, least in (("limit", limit, 1), ("shots", shots, 0)):
-        if size is not None and size < least:
-            raise ValueError(f"{what} is {size}; at least {least} is needed")
+    names = checked_names(conditions)
+    check_sizes(limit, shots)
     if mapping is not None:
         mapping.check_ends(source.spec, target.spec)
     found = tasks if isinstance(tasks, Mapping) else find(tasks, include_path=include_path)
@@ -88,7 +86,19 @@ def measure_tasks(
     )
 
 
-def _names(conditions: Iterable[str]) -> tuple[str, ...]:
+def check_sizes(limit: int | None, shots: int | None) -> None:
+    """Raise ValueError for a size that measures nothing."""
+    for what, size, least in (("limit", limit, 1), ("shots", shots, 0)):
+        if size is not None and size < least:
+            raise ValueError(f"{what} is {size}; at least {least} is needed")
+
+
+def checked_names(conditions: Iterable[str]) -> tuple[str, ...]:
+    """The conditions and those that are always added, in their order.
+
+    Raises:
+        ValueError: tasks do not have one.
+    """
     asked = {*conditions, "none", "own"}
     if unknown := sorted(asked - {*USUAL}):
         raise ValueError(
@@ -164,4 +174,4 @@ def _chance(task: Any, item: Mapping[str, Any]) -> float:
     return (len({*wanted}) if isinstance(wanted, list) else 1) / choices
 
 
-__all__ = ["CONDITIONS", "measure_tasks"]
+__all__ = ["CONDITIONS", "check_sizes", "checked_names", "measure_tasks"]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from kvtransfer.evaluation.figure import Curve, Drawn, Figure, Series
 from kvtransfer.evaluation.inside import Inside
@@ -189,8 +190,10 @@ def _part(key: str, part: Part) -> Safe:
     lead = f"{clause[:1].upper()}{clause[1:]}." if clause else ""
     if isinstance(part, Drawn):
         return _section(key.capitalize(), lead, *map(_drawing, part.figures()))
+    if isinstance(drawn := part.__rich__(), Text):  # which wraps
+        return _section(key.capitalize(), lead, el("p", None, drawn.plain))
     console = Console(width=110, record=True, file=io.StringIO(), color_system=None)
-    console.print(part.__rich__())
+    console.print(drawn)
     text = el("pre", None, console.export_text().rstrip())
     return _section(key.capitalize(), lead, scrolling(key, text))
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvtransfer.evaluation.conditions import CONTROLS
+from kvtransfer.evaluation.gated import Gated
 from kvtransfer.evaluation.page.markup import n_of, shown
 from kvtransfer.evaluation.report import EvalReport
 from kvtransfer.evaluation.text import TextResult
@@ -23,8 +24,9 @@ MANY = 20
 RULE = (
     f"“Yes” needs all of this: every control is beaten; at the low end of its interval, at least "
     f"{shown(ENOUGH, '.0%')} of the gap on text is recovered and as much of its own right answers "
-    f"is kept; going on with the source alone is worse; at least {MANY} items of each kind. A "
-    "control that is not beaten on text makes it “No”, anything else “With care”."
+    f"is kept; going on with the source alone is worse; at least {MANY} items of each kind; "
+    "nothing else speaks against it. A control that is not beaten on text makes it “No”, "
+    "anything else “With care”."
 )
 
 Answer = Literal["Yes", "With care", "No", "Not measured"]
@@ -65,11 +67,19 @@ class Verdict:
 
 
 def _reasons(report: EvalReport) -> Iterator[Reason]:
-    yield from _on_text(report)
-    yield from _on_guides(report)
-    for key, part in report.parts.items():
+    beside = [*_on_text(report), *_on_guides(report)]
+    yield from beside
+    gates = {key: part for key, part in report.parts.items() if isinstance(part, Gated)}
+    others = {key: part for key, part in report.parts.items() if key not in gates}
+    for key, part in others.items():
         clause = part.sentence() or key
         yield Reason("for" if part else "doubt", _capital(clause))
+    if others and not beside:
+        yield Reason("doubt", "Neither text nor guides were measured, with controls beside them.")
+    if others or beside:  # a gate predicts; it measures nothing
+        for gate in gates.values():
+            if clause := gate.sentence():
+                yield Reason("doubt", _capital(clause))
     for note in report.notes:
         yield Reason("doubt", _capital(note))
 

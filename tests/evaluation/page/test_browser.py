@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Dialog, sync_playwright
 
+from kvtransfer.evaluation.figure import Curve, Figure, Series
 from kvtransfer.evaluation.report import EvalReport
+from kvtransfer.report import Estimate
 
-from .conftest import inside, report
+from .conftest import Turns, inside, report
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
@@ -123,6 +125,30 @@ def test_it_fits(
     assert clipped == []
     assert meeting == []
     assert fits
+
+
+class Long(Turns):
+    """A curve whose last place has a number of several digits."""
+
+    def figures(self) -> tuple[Figure, ...]:
+        points = ((64.0, Estimate(0.5, 0.4, 0.6, 8)), (4096.0, Estimate(0.4, 0.3, 0.5, 8)))
+        return (
+            Curve(
+                title="Long", x="tokens", y="gap", series=(Series(name="mapped", points=points),)
+            ),
+        )
+
+
+def test_numbers_below_a_curve_stay_in_one_line(browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "curve.html"
+    page = report(guides=None).with_part("turns", Long()).to_html()
+    file.write_text(page, encoding="utf-8")
+    script = """() => [...document.querySelectorAll(".ticks span")]
+        .map(e => [e.textContent, e.getClientRects()[0].height < 24])"""
+
+    found = looked_at(browser, file, 400, "light", script)
+
+    assert found == [["64", True], ["4096", True]]
 
 
 def test_what_does_not_fit_would_be_seen(browser: Browser, tmp_path: Path) -> None:

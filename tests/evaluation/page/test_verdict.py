@@ -5,7 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from kvtransfer.evaluation.gated import Gated
 from kvtransfer.evaluation.page.verdict import RULE, Verdict
+from kvtransfer.fitting.gate import Gate
 
 from .conftest import NLL, RIGHT, Plain, Turns, guides, report, text
 
@@ -94,7 +96,21 @@ def test_parts_alone_are_said_and_nothing_at_all_is_not_measured() -> None:
 
     assert Verdict.of(bare.with_part("turns", Turns())).sentence.startswith("After 10 turns")
     assert Verdict.of(bare).answer == "Not measured"
-    assert Verdict.of(bare.with_part("gate", Plain())).answer == "Yes"
+    for alone in (Plain(), Turns()):  # however good: the rule asks for controls
+        assert Verdict.of(bare.with_part("other", alone)).answer == "With care"
+
+
+@pytest.mark.parametrize(("threshold", "answer"), [(0.5, "Yes"), (0.99, "With care")])
+def test_a_gate_speaks_for_nothing_and_below_it_is_a_doubt(threshold: float, answer: str) -> None:
+    gate = Gated(Gate("kl", threshold).judge(0.9, on="this text"))
+    bare = report(text=None, guides=None)
+
+    found = Verdict.of(report(text=text(nll=GOOD), guides=guides(RIGHTS)).with_part("gate", gate))
+
+    assert found.answer == answer
+    assert ["Below the gate" in each for each in signs(found)] == [True] * (answer != "Yes")
+    assert not any("ate" in each.text[:20] for each in found.reasons if each.sign == "for")
+    assert Verdict.of(bare.with_part("gate", gate)).answer == "Not measured"
 
 
 def test_the_rule_names_its_numbers() -> None:
