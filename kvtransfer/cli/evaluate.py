@@ -33,7 +33,8 @@ def evaluate(
     mapping: Annotated[
         str | None,
         typer.Option(
-            help="Mapping folder, or a shipped mapping's name; only what needs none without it."
+            help="Mapping folder, or a shipped mapping's name. Without one, conditions that need "
+            "it (mapped, unrotated, shuffled) are left out, and the exit is 1."
         ),
     ] = None,
     text: Annotated[

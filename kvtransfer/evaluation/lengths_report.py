@@ -167,7 +167,11 @@ class LengthsResult:
         return dict.fromkeys(name for found in self.texts.values() for name in found.columns)
 
     def _caption(self) -> str:
-        known = [f"{name} {limit:,}" for name, limit in self.calibrated.items() if limit]
+        known = [
+            f"{name} {limit:,}"
+            for name, limit in self.calibrated.items()
+            if any(self.beyond(name, length) for length in self.texts)
+        ]
         unknown = [name for name, limit in self.calibrated.items() if not limit]
         said = []
         if known:

@@ -212,18 +212,19 @@ class Turns:
         )
         often = mean(self.columns["bound"]["re_prefilled"].sum(1))
         again = (
-            f"{often:.1f} re-prefills a session at a bound of {self.bound:g} bring KL from "
-            f"{self.unrestored():.3f} to {self.restored():.3f} in their turns"
+            f"at a bound of {self.bound:g} a session re-prefills {often:.1f} times, and in those "
+            f"turns KL falls from {self.unrestored():.3f} to {self.restored():.3f}"
             if often.value
             else f"no drift passes the bound of {self.bound:g}"
         )
-        worth = ", ".join(
-            f"{name} by {estimate:.3f}" for name, estimate in self.margins("new").items()
+        worth = " and ".join(
+            f"{estimate:.3f} for {name}" for name, estimate in self.margins("new").items()
         )
         doubt = "" if self else ", which is not clear of zero: do not rely on these mappings"
         return (
             f"over {self.turns} turns of {self.tokens} tokens, {grown}{again}; with new tokens "
-            f"mapped, the history is worth nats a token to {worth}{doubt} (n = {self.n} sessions)"
+            f"mapped, the history lowers NLL by {worth}, in nats a token{doubt} (n = {self.n} "
+            "sessions)"
         )
 
     def _table(self, metric: str, title: str, form: str, arms: Sequence[str]) -> Table:

@@ -165,7 +165,7 @@ def require_drawable(path: Path) -> None:
     if find_spec("matplotlib") is None:
         raise KVTransferError(
             "pictures are drawn with matplotlib, which is not installed",
-            hint="pip install 'kvtransfer[plot]'",
+            hint="pip install 'matplotlib>=3.9'",
         )
 
 

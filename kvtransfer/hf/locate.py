@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtransfer.errors import ModelNotFound
-from kvtransfer.hf.materialise import materialise
+from kvtransfer.hf.materialise import materialise, require_gguf
 from kvtransfer.zoo import ZOO
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -53,6 +53,7 @@ def locate(name: str) -> Location:
         )
     if path.suffix.lower() == ".gguf":
         if path.is_file():
+            require_gguf(path)
             return Location(name, str(path.parent), gguf_file=path.name)
         raise ModelNotFound(f"no file at {name}", hint="check the path of the .gguf file")
     if path.exists():

@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 from kvtransfer.errors import ModelNotFound
@@ -41,6 +42,20 @@ def materialise(alias: str) -> Path:
     return folder
 
 
+def require_gguf(path: Path) -> None:
+    """Raise where transformers could not read a ``.gguf`` file.
+
+    Raises:
+        ModelNotFound: a package that it needs for that is not installed.
+    """
+    for package in ("gguf", "accelerate"):
+        if find_spec(package) is None:
+            raise ModelNotFound(
+                f"{path.name} is read with {package}, which is not installed",
+                hint="pip install 'gguf>=0.17' 'accelerate>=1.1'",
+            )
+
+
 def _digest(recipe: PackagedGGUF | Sibling) -> str:
     """Changes with every part that the built folder depends on."""
     parts = [str(LAYOUT)]
@@ -63,6 +78,7 @@ def _dequantise(recipe: PackagedGGUF, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     gguf = recipe.path()
+    require_gguf(gguf)
     # The converter draws its progress bar past every setting that would silence it.
     with contextlib.redirect_stderr(io.StringIO()):
         model = AutoModelForCausalLM.from_pretrained(

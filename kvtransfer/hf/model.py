@@ -250,7 +250,7 @@ def _usable_map(device_map: str, dtype: str | None) -> str:
     if find_spec("accelerate") is None:
         raise DeviceError(
             f"device map {device_map!r} is seen to by accelerate, which is not installed",
-            hint="pip install 'kvtransfer[zoo]', or name one --device",
+            hint="pip install 'accelerate>=1.1', or name one --device",
         )
     if device_map not in DEVICE_MAPS:
         try:

@@ -76,7 +76,7 @@ def test_a_wrong_one_drifts_and_reading_again_brings_it_back(wrong: Turns) -> No
     assert before is not None
     assert restored.value < 1e-5 < 0.01 < before.value
     assert all(gain.value > 0 for gain in wrong.lower("bound").values())
-    assert "re-prefills a session" in wrong.sentence()
+    assert "a session re-prefills" in wrong.sentence()
 
 
 def test_each_turn_is_scored_on_all_turns_before_it(itself: Turns, model: LanguageModel) -> None:

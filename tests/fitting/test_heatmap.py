@@ -139,7 +139,7 @@ def test_without_matplotlib_there_is_a_hint_and_still_a_table(
     with pytest.raises(KVTransferError, match="not installed") as caught:
         saved(tmp_path / "a.png", scores())
 
-    assert caught.value.hint == "pip install 'kvtransfer[plot]'"
+    assert caught.value.hint == "pip install 'matplotlib>=3.9'"
     assert list(tmp_path.iterdir()) == []
     assert any("█" in line for line in shown(LayerScores(scores(), "small", "large")))
 

@@ -1,6 +1,7 @@
 """What a person calls a model is found, or said to be missing in one line."""
 
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,3 +131,18 @@ def test_where_the_hub_is_off_limits_it_is_not_asked(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
     assert not hub.unreachable()
+
+
+@pytest.mark.parametrize("package", ["gguf", "accelerate"])
+def test_a_gguf_file_without_what_reads_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    file = tmp_path / "model.gguf"
+    file.touch()
+    assert locate(str(file)).gguf_file == "model.gguf"
+    monkeypatch.setitem(sys.modules, package, None)
+
+    with pytest.raises(ModelNotFound, match=f"read with {package}") as caught:
+        locate(str(file))
+    assert caught.value.hint is not None
+    assert package in caught.value.hint

@@ -15,5 +15,5 @@ def require_lm_eval() -> None:
         if find_spec(package) is None:
             raise KVTransferError(
                 f"tasks are run by lm-eval, and {package} is not installed",
-                hint="pip install 'kvtransfer[lm-eval]'",
+                hint="pip install 'lm-eval>=0.4.13' 'accelerate>=1.1'",
             )

@@ -170,6 +170,12 @@ def _sentence(report: EvalReport) -> str:
             return "Nothing comes across: without the mapped cache, predictions are as good."
         if gap.value >= 1:
             return "All of the benefit of having read the text comes across."
+        if gap.low is None or gap.high is None or gap.low <= 0 or gap.high >= 2:
+            between = "" if gap.low is None else f", {_share(gap).partition('(')[2].rstrip(')')}"
+            return (
+                f"About {shown(gap.value, '.0%')} of the benefit of having read the text comes "
+                f"across, but {text.n} items cannot tell{between}."
+            )
         # Rounded once, so that the two add up to 100.
         kept = round(100 * gap.value)
         return (

@@ -119,4 +119,5 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.Mo
     with pytest.raises(KVTransferError, match="lm_eval is not installed") as caught:
         find(OURS)
 
-    assert caught.value.hint == "pip install 'kvtransfer[lm-eval]'"
+    assert caught.value.hint is not None
+    assert "pip install 'lm-eval" in caught.value.hint
