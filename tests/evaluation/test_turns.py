@@ -178,7 +178,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_read(
     odd = replace(model, spec=replace(model.spec, tokenizer="another"))
     with pytest.raises(IncompatibleModels, match="cut or begin text"):
         evaluate_turns(model, odd, mapping, mapping, texts=texts)
-    with pytest.raises(ValueError, match="turns=1"):
+    with pytest.raises(ValueError, match="1 turns of 64"):
         evaluate_turns(model, model, mapping, mapping, texts=texts, turns=1)
     with pytest.raises(ValueError, match="bound"):
         evaluate_turns(model, model, mapping, mapping, texts=texts, bound=-1.0)
