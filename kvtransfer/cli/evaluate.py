@@ -113,7 +113,7 @@ def evaluate(
     control. What a gate would have said stands beside it, and changes nothing of that.
     """
     with foreseen():
-        from kvtransfer.evaluation.conditions import USUAL
+        from kvtransfer.evaluation.conditions import MAPPED, USUAL
         from kvtransfer.evaluation.evaluate import BUILTIN_GUIDES, bare
         from kvtransfer.evaluation.evaluate import evaluate as run
         from kvtransfer.evaluation.gated import gated
@@ -124,12 +124,14 @@ def evaluate(
         from kvtransfer.hf.model import load
         from kvtransfer.hf.quiet import quiet
         from kvtransfer.report import write_report
-        from kvtransfer.steering.expression import entries
+        from kvtransfer.steering.expression import entries, terms
 
         quiet()
         # All that can be said to be wrong is said before models are loaded.
         asked_gate = named_gate(gate, mapping)
         names = None if conditions is None else tuple(entries(conditions))
+        if mapping is None and (lost := {terms(name)[0] for name in names or ()} & {*MAPPED}):
+            raise ValueError(f"--conditions {', '.join(sorted(lost))}: there is no --mapping")
         shares = _shares(recompute)
         if max_guides is not None and max_guides < 1:
             raise ValueError(f"--max-guides is a positive number, not {max_guides}")

@@ -224,6 +224,9 @@ USUAL = tuple(name for name in CONDITIONS if name != "apart")
 REPAIRABLE = ("mapped", "raw", "apart")
 """Whose prefixes the target may read again in part."""
 
+MAPPED = ("mapped", "unrotated", "shuffled")
+"""What cannot be had without a mapping."""
+
 CONTROLS = ("none", "raw", "zeroed", "unrotated", "shuffled")
 """What ``mapped`` must beat before anyone believes it."""
 
