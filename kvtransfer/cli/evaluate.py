@@ -49,7 +49,7 @@ def evaluate(
     include_path: IncludePath = None,
     limit: Limit = None,
     shots: Shots = None,
-    batch_size: BatchSize = "auto",
+    batch_size: BatchSize = None,
     conditions: Annotated[
         str | None,
         typer.Option(
@@ -72,8 +72,8 @@ def evaluate(
     ] = "mapped",
     turns: Turns = None,
     back: Back = None,
-    turn_tokens: TurnTokens = 64,
-    bound: Bound = 0.1,
+    turn_tokens: TurnTokens = None,
+    bound: Bound = None,
     pack: Annotated[
         str | None,
         typer.Option(help="A pack of the guides for TARGET, measured as one more condition."),

@@ -24,7 +24,7 @@ Shots = Annotated[
     int | None, typer.Option(help="Examples before each question of a task, if not its own.")
 ]
 BatchSize = Annotated[
-    str, typer.Option(help="Answers of a task that are run at a time, or 'auto'.")
+    str | None, typer.Option(help="Answers of a task that are run at a time; as many as fit: auto.")
 ]
 
 
@@ -46,7 +46,7 @@ class TaskMeasure:
         include_path: Path | None,
         limit: int | None,
         shots: int | None,
-        batch_size: str,
+        batch_size: str | None,
     ) -> "TaskMeasure | None":
         """What the options ask for.
 
@@ -56,9 +56,12 @@ class TaskMeasure:
             ValueError: the options do not go together.
         """
         if tasks is None:
-            if (include_path, limit, shots) != (None, None, None):
-                raise ValueError("--include-path, --limit and --shots are about --tasks")
+            if (include_path, limit, shots, batch_size) != (None, None, None, None):
+                raise ValueError(
+                    "--include-path, --limit, --shots and --batch-size are about --tasks"
+                )
             return None
+        batch_size = batch_size or "auto"
         from kvtransfer.evaluation.harness.measure import check_sizes
         from kvtransfer.evaluation.harness.options import checked_batch_size
         from kvtransfer.evaluation.harness.tasks import find

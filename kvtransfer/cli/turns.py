@@ -18,10 +18,13 @@ Turns = Annotated[
     typer.Option(help="Let SOURCE and TARGET take so many turns at a text; needs --back."),
 ]
 Back = Annotated[str | None, typer.Option(help="With --turns: the mapping from TARGET to SOURCE.")]
-TurnTokens = Annotated[int, typer.Option(help="Tokens of a turn.")]
+TurnTokens = Annotated[int | None, typer.Option(help="Tokens of a turn: 64.")]
 Bound = Annotated[
-    float, typer.Option(help="With --turns: drift (KL, nats a token) beyond which to re-prefill.")
+    float | None,
+    typer.Option(help="With --turns: drift (KL, nats a token) beyond which to re-prefill: 0.1."),
 ]
+
+TOKENS, BOUND = 64, 0.1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,8 +43,8 @@ class TurnMeasure:
         cls,
         turns: int | None,
         *,
-        tokens: int,
-        bound: float,
+        tokens: int | None,
+        bound: float | None,
         text: HeldOut,
         back: str | None,
     ) -> "TurnMeasure | None":
@@ -53,9 +56,10 @@ class TurnMeasure:
             ValueError: the options do not go together, or a size measures nothing.
         """
         if turns is None:
-            if back is not None:
-                raise ValueError("--back is the other direction of --turns")
+            if (tokens, bound, back) != (None, None, None):
+                raise ValueError("--back, --turn-tokens and --bound are about --turns")
             return None
+        tokens, bound = TOKENS if tokens is None else tokens, BOUND if bound is None else bound
         if text.name == "none":
             raise ValueError("--turns are taken at a text, and --text none leaves none")
         from kvtransfer.evaluation.turns import check_sizes

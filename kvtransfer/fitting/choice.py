@@ -12,9 +12,10 @@ from torch import Tensor
 
 from kvtransfer.errors import UnderdeterminedFit
 from kvtransfer.fitting.capture import Capture
-from kvtransfer.fitting.columns import Columns, Known, Problem, problem
+from kvtransfer.fitting.columns import Columns
 from kvtransfer.fitting.features import KINDS, Kind
 from kvtransfer.fitting.layers import by_score, greedy, needed_rows, rank_layers
+from kvtransfer.fitting.problem import Known, Problem, problem
 from kvtransfer.fitting.settings import FitSettings
 from kvtransfer.fitting.solvers import Ridge, Solver
 from kvtransfer.geometry.spec import ModelSpec

@@ -10,11 +10,12 @@ from torch import Tensor
 from kvtransfer.fitting.affine import Affine, Linear, LowRank, reduce_rank, through_means, widen
 from kvtransfer.fitting.capture import Capture
 from kvtransfer.fitting.choice import Choice, choose
-from kvtransfer.fitting.columns import Columns, Known, Problem, problem
+from kvtransfer.fitting.columns import Columns
 from kvtransfer.fitting.features import KINDS, Kind
 from kvtransfer.fitting.layer_map import LayerMap
 from kvtransfer.fitting.layers import rank_layers
 from kvtransfer.fitting.mapping import KVMapping
+from kvtransfer.fitting.problem import Known, Problem, problem
 from kvtransfer.fitting.report import FitReport
 from kvtransfer.fitting.settings import FitSettings, Progress
 from kvtransfer.fitting.solvers import Damping, Ridge, weighs

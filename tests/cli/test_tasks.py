@@ -68,6 +68,7 @@ def test_edits_are_the_protocols_where_tasks_stand_beside_one(
         ("--tasks kvtransfer_guides --conditions own,mapped", 2, "there is no --mapping"),
         ("--tasks , --limit 1", 1, "tasks are"),
         ("--limit 1", 2, "are about --tasks"),
+        ("--batch-size 4", 2, "are about --tasks"),
         ("--tasks kvtransfer_guides --mapping {root}/nowhere", 1, "no mapping at"),
     ],
 )

@@ -56,6 +56,14 @@ def test_what_cannot_be_measured_is_an_error_and_a_hint(
     assert hint.startswith("hint: ")
 
 
+@pytest.mark.parametrize("alone", ["--back nowhere", "--turn-tokens 8", "--bound 0.2"])
+def test_its_options_mean_nothing_without_it(run: Run, places: dict[str, Path], alone: str) -> None:
+    done = run("eval", places["source"], places["target"], *alone.split())
+
+    assert (done.code, done.stdout) == (2, "")
+    assert "are about --turns" in done.stderr
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -17,12 +17,13 @@ from kvtransfer.errors import ArtifactError
 from kvtransfer.fitting.affine import Affine
 from kvtransfer.fitting.capture import Capture, Sample, capture
 from kvtransfer.fitting.choice import Choice, choose
-from kvtransfer.fitting.columns import Columns, problem
+from kvtransfer.fitting.columns import Columns
 from kvtransfer.fitting.features import KINDS, Features, flat, late, rows_of, spaced, state_rows
 from kvtransfer.fitting.fit import fit
 from kvtransfer.fitting.layer_map import LayerMap
 from kvtransfer.fitting.mapping import KVMapping
 from kvtransfer.fitting.moments import Moments
+from kvtransfer.fitting.problem import problem
 from kvtransfer.fitting.report import FitReport
 from kvtransfer.fitting.settings import FitSettings
 from kvtransfer.fitting.solve import fit_captured

@@ -9,9 +9,10 @@ from torch import Tensor
 from kvtransfer.errors import UnsupportedModel
 from kvtransfer.fitting.capture import Capture, capture
 from kvtransfer.fitting.choice import choose
-from kvtransfer.fitting.columns import EVERY_HEAD, Columns, problem
+from kvtransfer.fitting.columns import EVERY_HEAD, Columns
 from kvtransfer.fitting.features import KINDS, Features, Kind, rows_of, state_rows
 from kvtransfer.fitting.moments import Moments
+from kvtransfer.fitting.problem import problem
 from kvtransfer.fitting.settings import FitSettings
 from kvtransfer.fitting.solve import fit_captured
 from kvtransfer.hf.model import LanguageModel

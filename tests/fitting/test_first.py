@@ -10,9 +10,10 @@ from torch import Tensor
 from kvtransfer.errors import UnderdeterminedFit
 from kvtransfer.fitting.capture import Capture, First, Sample, capture
 from kvtransfer.fitting.choice import choose
-from kvtransfer.fitting.columns import Columns, Problem, problem
+from kvtransfer.fitting.columns import Columns
 from kvtransfer.fitting.features import KINDS, Features, gathered, rows_of
 from kvtransfer.fitting.moments import Moments
+from kvtransfer.fitting.problem import Problem, problem
 from kvtransfer.fitting.settings import FitSettings
 from kvtransfer.fitting.solvers import Ridge
 from kvtransfer.hf.model import LanguageModel

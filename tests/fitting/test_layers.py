@@ -8,12 +8,13 @@ from torch import Tensor
 
 from kvtransfer.fitting.capture import Capture, Sample
 from kvtransfer.fitting.choice import STRENGTHS, Choice, best_strength, choose
-from kvtransfer.fitting.columns import Columns, problem
+from kvtransfer.fitting.columns import Columns
 from kvtransfer.fitting.layers import (
     needed_rows,
     rank_layers,
 )
 from kvtransfer.fitting.moments import Moments
+from kvtransfer.fitting.problem import problem
 from kvtransfer.fitting.settings import FitSettings
 from kvtransfer.fitting.solvers import Ridge
 from kvtransfer.geometry.spec import LayerSpec, ModelSpec

@@ -13,12 +13,13 @@ from torch import Tensor
 from kvtransfer.fitting.band import Band
 from kvtransfer.fitting.capture import Capture, Sample, capture
 from kvtransfer.fitting.choice import choose
-from kvtransfer.fitting.columns import Columns, problem
+from kvtransfer.fitting.columns import Columns
 from kvtransfer.fitting.features import GROUPS, KINDS, Features, Kind
 from kvtransfer.fitting.layers import rank_layers
 from kvtransfer.fitting.layout import Layout, moments_bytes
 from kvtransfer.fitting.moments import Moments
 from kvtransfer.fitting.pairs import PairMoments
+from kvtransfer.fitting.problem import problem
 from kvtransfer.fitting.settings import FitSettings
 from kvtransfer.fitting.sums import Sums
 from kvtransfer.geometry.spec import LayerSpec, ModelSpec

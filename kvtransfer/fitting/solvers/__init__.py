@@ -5,7 +5,7 @@ from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
 
-from kvtransfer.fitting.columns import Solver
+from kvtransfer.fitting.problem import Solver
 from kvtransfer.fitting.solvers.attention import Attention
 from kvtransfer.fitting.solvers.damped import Damping, Scale
 from kvtransfer.fitting.solvers.headwise import Headwise
